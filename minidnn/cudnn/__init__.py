@@ -5,11 +5,11 @@
     y = cudnn.convolution.forward(x, w, padding=1, algorithm="find_ex")
     y = cudnn.pooling.forward(y, window=2)
 
-One module per family of functions (``tensor``, ``filter``, ``convolution``, ``activation``,
-``pooling``, ``softmax``, ``dropout``, ``batch_norm``, ``lrn``, ``reduction``, ``op_tensor``,
-``transform``), the backend (graph) API in ``graph``, and everything that CuPy 13 had in
-``cupy.cudnn``: in ``compat``, and by its own name here, so that ``from minidnn import cudnn`` takes
-the place of ``from cupyx import cudnn``.  ``constants`` replaces ``cupy.cuda.cudnn``.
+One module per family of functions (``tensor``, ``convolution``, ``activation``, ``pooling``,
+``softmax``, ``dropout``, ``batch_norm``, ``lrn``, ``reduction``, ``op_tensor``, ``transform``), the
+backend (graph) API in ``graph``, and everything that CuPy 13 had in ``cupy.cudnn``: in ``compat``,
+and by its own name here, so that ``from minidnn import cudnn`` takes the place of ``from cupyx
+import cudnn``.  ``constants`` replaces ``cupy.cuda.cudnn``.
 
 Importing this needs neither CuPy, cuDNN nor a GPU; using it says what is missing.
 """
@@ -91,7 +91,7 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_"):
         compat = importlib.import_module("minidnn.cudnn.compat")
         if name in compat.__all__:
-            globals()[name] = getattr(compat, name)  # found at once the next time
+            globals()[name] = getattr(compat, name)  # later look-ups do not come here
             return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -1,4 +1,4 @@
-"""What is checked about arrays before cuDNN sees them, and how their layout is read.
+"""Checks of arrays before they reach cuDNN, and layouts derived from their strides.
 
 The binding's own functions take arrays whose *logical* order of dimensions is N, C, spatial...;
 the memory order follows from the strides.  An NHWC array ``a`` is passed as
@@ -96,7 +96,7 @@ def layouts(shape: Shape, strides: Shape) -> tuple[TensorFormat, ...]:
 
 
 def settled_strides(shape: Shape, strides: Shape, prefer: TensorFormat | None = None) -> Shape:
-    """Return the strides with those of extent-1 dimensions made what cuDNN expects.
+    """Return the strides, with those of extent-1 dimensions set to what cuDNN expects.
 
     Such strides are arbitrary, but cuDNN recognises layouts by them.  A dense array gets the
     strides of its layout (of ``prefer`` where it has both); others the distance to the next
@@ -117,11 +117,11 @@ def settled_strides(shape: Shape, strides: Shape, prefer: TensorFormat | None = 
 
 def per_axis(name: str, value: Any, count: int, least: int) -> Shape:
     """Return ``count`` integers of at least ``least``, from one integer or one for each axis."""
-    if isinstance(value, int) and value >= least:  # at once, for it is on the way of every call
+    if isinstance(value, int) and value >= least:  # the fast path, as every call comes here
         return (value,) * count
     try:
-        given = value if isinstance(value, Sequence) else (value,) * count
-        numbers = tuple(map(index, given))
+        values = value if isinstance(value, Sequence) else (value,) * count
+        numbers = tuple(map(index, values))
     except TypeError:
         raise ArgumentError(f"{name}={value!r} must be an integer or {count} integers") from None
     if len(numbers) != count or any(number < least for number in numbers):
@@ -133,7 +133,7 @@ def per_axis(name: str, value: Any, count: int, least: int) -> Shape:
 
 
 def at_least_4d(shape: Shape, strides: Shape) -> tuple[Shape, Shape]:
-    """Append dimensions of extent 1 until there are four, which cuDNN wants."""
+    """Append dimensions of extent 1 until there are four, the least that cuDNN takes."""
     missing = max(0, 4 - len(shape))
     if len(shape) > MAX_DIMENSIONS:
         raise ArgumentError(
@@ -157,7 +157,7 @@ def check_writable(name: str, array: Any) -> None:
 def overlaps(shape: Shape, strides: Shape, element: int = 1) -> bool:
     """Return whether elements share memory; ``element`` is the size of one, in units of strides.
 
-    (Also True for a few that interleave without sharing, which nobody has.)
+    (It is also True for a few interleaved layouts that share no memory.)
     """
     reach = element
     for stride, extent in sorted(zip(strides, shape, strict=True)):
@@ -190,7 +190,7 @@ def size(shape: Shape) -> int:
 
 
 def check_inputs(**arrays: Any) -> None:
-    """Raise unless all are CuPy arrays here, with the dtype and shape of the first."""
+    """Raise unless all are CuPy arrays of the current device, alike in dtype and shape."""
     first, one = next(iter(arrays.items()))
     for name, array in arrays.items():
         check_array(name, array)

@@ -30,7 +30,7 @@ _derived: Memo[TensorDescriptor] = Memo(1024)
 
 
 class Training(NamedTuple):
-    """What the forward pass of training returns; all but ``y`` is for the backward pass."""
+    """What the forward pass of training returns, and what the backward pass takes."""
 
     y: Any
     mean: Any

@@ -1,5 +1,5 @@
-"""The base of all descriptors: each owns one cuDNN object and frees it exactly once; and a bounded
-memory for what owns descriptors.
+"""The base class of descriptors, which own one cuDNN object each and free it exactly once, and a
+bounded cache for objects that own descriptors.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ class Descriptor:
         check(getattr(library.load(), function)(self.value, *arguments), function, context)
 
     def query_ints(self, function: str, count: int) -> list[int]:
-        """The 32-bit integers that such a function writes to each of its other arguments."""
+        """Return the ``count`` 32-bit integers that such a function writes to further arguments."""
         values = [ctypes.c_int() for _ in range(count)]
         self.call(function, *map(ctypes.byref, values))
         return [value.value for value in values]
 
     def query_size(self, function: str) -> int:
-        """The bytes that such a function writes to its other argument."""
-        found = ctypes.c_size_t()
-        self.call(function, ctypes.byref(found))
-        return found.value
+        """Return the size in bytes that such a function writes to its other argument."""
+        size = ctypes.c_size_t()
+        self.call(function, ctypes.byref(size))
+        return size.value
 
     def _set(self, function: str, *arguments: object, **context: object) -> None:
         """Call a setter of this descriptor; when it fails the descriptor is freed."""
@@ -106,7 +106,7 @@ class Descriptor:
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At interpreter exit modules are being torn down, and the process's end frees the rest;
-        # an argument's default outlives the module's names.
+        # an argument's default outlives the module's globals.
         if getattr(self, "_value", 0) and not finalizing():
             self.close()
 
@@ -127,11 +127,11 @@ Value = TypeVar("Value")
 
 
 class Memo(Generic[Value]):
-    """A dictionary of limited size that forgets by generations.
+    """A cache of bounded size that drops its entries by generations.
 
-    When ``limit`` new entries have come, those not used meanwhile are dropped.  So what was
-    just looked up stays alive for at least ``limit`` more entries, and a call that has taken the
-    address of a descriptor can rely on it.
+    After every ``limit`` new entries, those that were not used meanwhile are dropped.  So an entry
+    that was just looked up stays alive for at least ``limit`` more entries, and a call that holds
+    the address of a descriptor can rely on it.
     """
 
     __slots__ = ("_limit", "_older", "_recent")
@@ -142,7 +142,7 @@ class Memo(Generic[Value]):
         self._older: dict[Hashable, Value] = {}
 
     def get(self, key: Hashable) -> Value | None:
-        """Return what was put under ``key``, or None."""
+        """Return the value that is cached under ``key``, or None."""
         found = self._recent.get(key)
         if found is None and self._older:
             found = self._older.get(key)

@@ -1,4 +1,4 @@
-"""CUDA's driver, where CuPy and the runtime say nothing: graphs that are being captured."""
+"""Functions of the CUDA driver that CuPy lacks: to read and edit a CUDA graph under capture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUCCESS = 0
 
 
 class EdgeData(ctypes.Structure):
-    """``CUgraphEdgeData``; ``type`` is 0 for an edge that waits for the end of its first node."""
+    """``CUgraphEdgeData``; ``type`` 0 is an ordinary edge, which waits for its first node's end."""
 
     _fields_ = (
         ("from_port", ctypes.c_ubyte),
@@ -26,23 +26,23 @@ class EdgeData(ctypes.Structure):
 
 @cache
 def driver() -> Any:
-    """CUDA's driver library; None if it is older than edges with data, 12.3."""
+    """The CUDA driver library; None before CUDA 12.3, which lacks the data of edges."""
     library = ctypes.CDLL("libcuda.so.1")
     return library if hasattr(library, "cuStreamGetCaptureInfo_v3") else None
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Calls a function of the driver; DeviceError names it if it fails."""
+    """Calls a function of the driver; raises DeviceError with its name if it fails."""
     status = getattr(driver(), name)(*arguments)
     if status != SUCCESS:
         raise DeviceError(f"{name} failed with CUDA's error {status}")
 
 
 def ensure_context(context: ctypes.c_void_p) -> None:
-    """Gives the thread that context if it has none, as it has not used CUDA yet.
+    """Makes the context current if the thread has none, because it has not used CUDA yet.
 
-    The runtime does so by itself; of the driver, what sets a kernel's arguments in a graph that
-    can be launched crashes instead (driver 580).
+    The runtime does so by itself; the driver function that sets a kernel's arguments in an
+    executable graph crashes instead (driver 580).
     """
     current = ctypes.c_void_p()
     call("cuCtxGetCurrent", ctypes.byref(current))
@@ -51,15 +51,17 @@ def ensure_context(context: ctypes.c_void_p) -> None:
 
 
 def captured(stream: int) -> tuple[int, Sequence[int]] | None:
-    """The CUDA graph that a stream is captured into, and the nodes that the next one follows;
-    None if it is not captured, or the driver is too old to say."""
+    """The CUDA graph that a stream is captured into, and the nodes on which its next node depends.
+
+    All are addresses.  None if the stream is not captured, or the driver is too old to tell.
+    """
     if not stream or not cupy().cuda.runtime.streamIsCapturing(stream) or driver() is None:
         return None
     state, number, count = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_size_t()
     graph, nodes = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_void_p)()
     edges = ctypes.POINTER(EdgeData)()
-    found = (state, number, graph, nodes, edges, count)
-    call("cuStreamGetCaptureInfo_v3", ctypes.c_void_p(stream), *map(ctypes.byref, found))
+    outputs = (state, number, graph, nodes, edges, count)
+    call("cuStreamGetCaptureInfo_v3", ctypes.c_void_p(stream), *map(ctypes.byref, outputs))
     assert graph.value is not None
     return graph.value, [nodes[i] or 0 for i in range(count.value)]
 

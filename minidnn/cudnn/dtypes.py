@@ -1,6 +1,6 @@
-"""dtypes of arrays and cuDNN's data types, with what graphs compute and keep of them in between.
+"""cuDNN's data type for each dtype of arrays, and the type in which it is computed.
 
-Numbers on the host that cuDNN reads through a pointer are made here, too: alpha, beta and fill
+Scalars on the host that cuDNN reads through a pointer are created here, too: alpha, beta and fill
 values.
 """
 
@@ -80,13 +80,13 @@ def scalar(value: float, double: bool) -> Any:
     The pointer keeps its number alive, and equal numbers share one.
     """
     key = (value, double)
-    made = _cache.get(key)
-    if made is None:
+    pointer = _cache.get(key)
+    if pointer is None:
         if len(_cache) >= _LIMIT:
             _cache.clear()
-        made = ctypes.byref(ctypes.c_double(value) if double else ctypes.c_float(value))
-        _cache[key] = made
-    return made
+        pointer = ctypes.byref(ctypes.c_double(value) if double else ctypes.c_float(value))
+        _cache[key] = pointer
+    return pointer
 
 
 ONE = scalar(1.0, False)
@@ -102,8 +102,10 @@ def ints(values: Any) -> Any:
 
 @dataclass(frozen=True)
 class ElementType:
-    """``code`` of cuDNN, ``size`` in bytes, ``compute``: the type of accumulation and of values
-    between fused operations."""
+    """The element type of a graph's tensor: cuDNN's ``code`` of it and its ``size`` in bytes.
+
+    ``compute`` is the dtype of accumulation and of values between fused operations.
+    """
 
     code: DataType
     size: int
@@ -128,14 +130,14 @@ HOST_TYPES: dict[str, Any] = {
     "float64": ctypes.c_double,
     "int32": ctypes.c_int32,
 }
-"""The types of constants that are handed over by value."""
+"""The C types, by dtype, of the constants that a graph takes by value."""
 
 
 def element_type(name: str, argument: str = "dtype") -> ElementType:
-    """The element type of that name.
+    """Return the element type of that name; ``argument`` is for the message.
 
     Raises:
-        GraphError: no such type.
+        GraphError: there is no such type.
     """
     try:
         return ELEMENT_TYPES[name]

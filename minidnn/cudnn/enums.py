@@ -15,14 +15,14 @@ from enum import IntEnum
 def is_coarse_winograd(algorithm: str, window: Sequence[int]) -> bool:
     """Return whether an algorithm or engine note of this name is less accurate than TF32.
 
-    For float32.  Winograd with 5 x 5 windows has errors of 7e-4 of the output's norm (H200,
-    cuDNN 9.19) under every math type, 400 times those of 3 x 3 windows, where TF32 has 3e-4.
+    This is about float32.  Winograd with 5 x 5 windows has errors of 7e-4 of the output's norm
+    (H200, cuDNN 9.19) under every math type, 400 times those of 3 x 3 windows, where TF32 has 3e-4.
     """
     return "WINOGRAD" in algorithm and max(window) > 3
 
 
 class Status(IntEnum):
-    """What a call returned (``cudnnStatus_t``)."""
+    """The result of a call (``cudnnStatus_t``)."""
 
     CUDNN_STATUS_SUCCESS = 0
     CUDNN_STATUS_NOT_INITIALIZED = 1001
@@ -231,7 +231,7 @@ class BatchNormMode(IntEnum):
 
 
 class BatchNormOps(IntEnum):
-    """What is fused behind batch normalisation (``cudnnBatchNormOps_t``)."""
+    """What is fused after batch normalisation (``cudnnBatchNormOps_t``)."""
 
     CUDNN_BATCHNORM_OPS_BN = 0
     CUDNN_BATCHNORM_OPS_BN_ACTIVATION = 1
@@ -239,7 +239,7 @@ class BatchNormOps(IntEnum):
 
 
 class LRNMode(IntEnum):
-    """Where the window of local response normalisation lies (``cudnnLRNMode_t``)."""
+    """The dimension of the window of local response normalisation (``cudnnLRNMode_t``)."""
 
     CUDNN_LRN_CROSS_CHANNEL_DIM1 = 0
 

@@ -1,4 +1,4 @@
-"""The one exception of this binding, with everything that helps to understand it."""
+"""The exceptions of this binding; CuDNNError carries all that helps to understand a failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def status_name(status: int) -> str:
 
 
 NOT_SUPPORTED = range(3000, 4000)
-"""The category of CUDNN_STATUS_NOT_SUPPORTED: "not this way", where others say "broken"."""
+"""The status codes of the category NOT_SUPPORTED: not this way, rather than broken."""
 
 
 class CuDNNError(DeviceError):
@@ -77,7 +77,7 @@ def describe(value: Any) -> str:
     if isinstance(value, str):
         return value
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    is_array = hasattr(dtype, "itemsize")  # what a descriptor holds has a shape and a dtype, too
+    is_array = hasattr(dtype, "itemsize")  # a TensorInfo has a shape and a dtype, too
     if isinstance(shape, tuple) and dtype is not None and is_array:
         strides = tuple(stride // dtype.itemsize for stride in value.strides)
         device = getattr(getattr(value, "device", None), "id", None)
@@ -110,8 +110,8 @@ def check(
     ``context`` is a mapping, or a function that makes one (called only on failure).
     """
     if status:
-        made = context() if callable(context) else context
-        raise CuDNNError(status, function, last_error_text(), {**(made or {}), **more})
+        details = context() if callable(context) else context
+        raise CuDNNError(status, function, last_error_text(), {**(details or {}), **more})
 
 
 class ArgumentError(MiniDNNError, ValueError):

@@ -1,6 +1,7 @@
-"""Taking turns at a GPU: what two processes time at once is wrong in both, and remembered.
+"""A lock per GPU, among threads and processes, for whoever times kernels.
 
-Building engines and compiling need no turn, so several processes prepare side by side.
+Two processes that time kernels on one GPU at once both get wrong times, and both cache them.
+Building engines and compiling need no lock, so several processes prepare side by side.
 """
 
 from __future__ import annotations
@@ -18,40 +19,40 @@ from minidnn.gpu import cupy
 log = logging.getLogger(__name__)
 
 LIMIT_SECONDS = 300.0
-"""A turn that does not come in this time is not waited for: its holder may hang."""
+"""The longest wait for the lock in seconds: after that its holder may hang."""
 LONG_SECONDS = 1.0
-"""After which somebody who waits says for whom."""
+"""The seconds of waiting after which a warning names the holder of the lock."""
 _POLL_SECONDS = 0.003
 
 
 @contextmanager
 def turn(index: int, limit: float = LIMIT_SECONDS) -> Iterator[bool]:
-    """Meanwhile no other thread or process that asks for its turn at this GPU measures.
+    """Holds the lock of a GPU: no other thread or process that takes it measures meanwhile.
 
-    The lock is a file in the cache folder, named by the GPU, and goes with the process that
-    holds it.  Threads that have their turn may ask again.  False, with a warning, if ``limit``
-    seconds have passed; where the folder cannot be written only this process's threads take turns.
+    The lock is a file in the cache folder, named after the GPU, and is released when its process
+    ends.  A thread that holds it may take it again.  Yields False, with a warning, if ``limit``
+    seconds have passed; where the folder cannot be written only this process's threads are locked.
     """
-    with turn_at(_name(index), limit) as alone:
-        yield alone
+    with turn_at(_name(index), limit) as acquired:
+        yield acquired
 
 
 @contextmanager
 def turn_at(name: str, limit: float = LIMIT_SECONDS) -> Iterator[bool]:
-    """:func:`turn` at whatever has that name."""
-    # A forked child has a lock of its own, and its parent's is not for it to release.
+    """Holds the lock of that name, as :func:`turn` does that of a GPU."""
+    # A forked child has a lock of its own and must not release that of its parent.
     process = os.getpid()
-    lock = _turns.setdefault((process, name), _Turn(name))
-    alone = lock.acquire(limit)
+    lock = _turns.setdefault((process, name), _NamedLock(name))
+    acquired = lock.acquire(limit)
     try:
-        yield alone
+        yield acquired
     finally:
-        if alone and os.getpid() == process:
+        if acquired and os.getpid() == process:
             lock.release()
 
 
-class _Turn:
-    """A lock among the threads of this process, then one among processes."""
+class _NamedLock:
+    """A reentrant lock among the threads of this process, and a file lock among processes."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -61,8 +62,11 @@ class _Turn:
         self._given_up = False
 
     def acquire(self, limit: float) -> bool:
-        """Whether the turn has come.  After a turn that did not come none is waited for until
-        one comes at once: a holder that hangs costs the limit only once."""
+        """Returns whether the lock was acquired within ``limit`` seconds.
+
+        After a timeout no call waits until one succeeds at once: a holder that hangs costs the
+        limit only once.
+        """
         limit = 0.0 if self._given_up else max(0.0, limit)
         end = time.monotonic() + limit
         if not self._threads.acquire(timeout=limit):
@@ -97,7 +101,7 @@ class _Turn:
         return False
 
     def _lock_file(self, end: float) -> bool:
-        """Waits for the other processes; true too where they cannot be seen."""
+        """Waits for the file lock until ``end``; also True where there is no file to lock."""
         file = LockFile.open(self._name)
         if file is None:
             return True
@@ -113,30 +117,30 @@ class _Turn:
         return locked
 
     def _wait(self, file: LockFile, end: float) -> bool:
-        begin, said = time.monotonic(), False
+        start, warned = time.monotonic(), False
         while not file.try_lock():
             now = time.monotonic()
             if now >= end:
                 return False
-            if not said and now - begin > LONG_SECONDS:
-                said = True
+            if not warned and now - start > LONG_SECONDS:
+                warned = True
                 log.warning(
                     "waiting for %s, which measures on %s and holds %s (for at most %.0f s)",
-                    *(file.holder(), self._name, file.path, end - begin),
+                    *(file.holder(), self._name, file.path, end - start),
                 )
             time.sleep(_POLL_SECONDS)
         return True
 
 
-_turns: dict[tuple[int, str], _Turn] = {}
+_turns: dict[tuple[int, str], _NamedLock] = {}
 
 
 def _name(index: int) -> str:
-    """What no other GPU of this machine is called: its place on the bus, and its parts' number."""
+    """Returns a name that is unique among this machine's GPUs: PCI bus id and UUID."""
     runtime = cupy().cuda.runtime
-    place = str(runtime.deviceGetPCIBusId(index)).replace(":", "-")
+    bus_id = str(runtime.deviceGetPCIBusId(index)).replace(":", "-")
     uuid = runtime.getDeviceProperties(index).get("uuid", b"")
-    return f"gpu-{place}-{uuid.hex()}" if isinstance(uuid, bytes) and uuid else f"gpu-{place}"
+    return f"gpu-{bus_id}-{uuid.hex()}" if isinstance(uuid, bytes) and uuid else f"gpu-{bus_id}"
 
 
 __all__ = ["turn"]

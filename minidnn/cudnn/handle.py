@@ -17,7 +17,7 @@ from minidnn.cudnn import library
 from minidnn.cudnn.errors import check
 from minidnn.gpu import cupy
 
-_free: dict[int, list[Handle]] = {}  # by device, of threads that have ended
+_free: dict[int, list[Handle]] = {}  # by device, from threads that have ended
 _all: list[Handle] = []
 _lock = threading.Lock()
 
@@ -54,15 +54,17 @@ class Handle:
 
 
 class _ThreadHandles(threading.local):
-    """The handles of one thread by device; given back when the thread ends."""
+    """The handles of one thread by device; they go to ``_free`` when the thread ends."""
 
     def __init__(self) -> None:
-        self.by_device = _GivesBack()
+        self.by_device = _HandlesByDevice()
 
 
-class _GivesBack(dict[int, Handle]):
+class _HandlesByDevice(dict[int, Handle]):
+    """A thread's handles by device, which it puts into ``_free`` when it is deleted."""
+
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # An argument's default outlives the module's names when the interpreter ends.
+        # An argument's default outlives the module's globals when the interpreter ends.
         if not finalizing() and _lock.acquire(blocking=False):
             try:
                 for device, handle in self.items():
@@ -96,9 +98,9 @@ def current_handle() -> int:
 def call(
     name: str, *arguments: Any, context: Callable[[], dict[str, Any]] | None = None, **more: Any
 ) -> None:
-    """Calls a function of cuDNN's whose first argument is a handle, with the current one.
+    """Call a function of cuDNN whose first argument is a handle, with the current handle.
 
-    :class:`CuDNNError` tells what ``context`` makes then, and ``more``.
+    On failure :class:`CuDNNError` reports ``more`` and what ``context`` returns then.
     """
     status = getattr(library.load(), name)(current_handle(), *arguments)
     if status:
@@ -106,17 +108,18 @@ def call(
 
 
 def query_size(name: str, *arguments: Any) -> int:
-    """The bytes that a function tells, whose last argument is where it writes them."""
-    found = ctypes.c_size_t()
-    call(name, *arguments, ctypes.byref(found))
-    return found.value
+    """Return the size in bytes that a function writes to its last argument."""
+    size = ctypes.c_size_t()
+    call(name, *arguments, ctypes.byref(size))
+    return size.value
 
 
 def _take(device: int) -> Handle:
+    """Return a handle of the device that an ended thread left, or a new one."""
     with _lock:
-        waiting = _free.get(device)
-        if waiting:
-            return waiting.pop()
+        idle = _free.get(device)
+        if idle:
+            return idle.pop()
     handle = Handle(device)
     with _lock:
         _all.append(handle)

@@ -1,21 +1,22 @@
 """Find libcudnn 9, load it once, and hand out its functions with their prototypes.
 
-The order in which it is looked for:
+The library is looked for in this order:
 
 1. the path given to :func:`load` (a file, or a folder that holds the library);
 2. the environment variable ``MINIDNN_CUDNN`` (likewise);
 3. the copy that this process has already loaded, for instance through PyTorch, because two
    copies of cuDNN in one process are a source of crashes;
 4. the wheel ``nvidia-cudnn-cu13`` or ``nvidia-cudnn-cu12`` (both install ``nvidia/cudnn``);
-5. the system: the dynamic loader's own search path, then ``$CUDNN_PATH`` and ``$CUDA_PATH``.
+5. the system: the dynamic loader's own search path, then ``$CUDNN_PATH``,
+   ``$CUDA_PATH`` and ``$CUDA_HOME``.
 
 A library that is loaded here is found by its name when PyTorch is imported afterwards, so the
 order of imports does not matter.  Nothing is loaded before the first use.
 
-What every function takes stands in one table, name to argument types.  The names on the right are
-ctypes types under the name of what they carry, so that a row reads like the declaration in cuDNN's
-headers.  ``tests/cudnn/test_prototypes.py`` compares each row with those declarations.  All
-functions return a ``cudnnStatus_t``, except the few in :data:`RESULTS`.
+:data:`PROTOTYPES` holds the argument types of each function.  They are ctypes types with names that
+say what they carry, so that a row reads like the declaration in cuDNN's headers.
+``tests/cudnn/test_prototypes.py`` compares each row with those declarations.  All functions return
+a ``cudnnStatus_t``, except the few in :data:`RESULTS`.
 
 Source: ``cudnn_graph_v9.h``, ``cudnn_ops_v9.h``, ``cudnn_cnn_v9.h``.
 """
@@ -310,7 +311,7 @@ class Library:
 
 
 def version_text(version: int) -> str:
-    """Print cuDNN's version number: 91900 is '9.19.0', 8907 is '8.9.7'."""
+    """Return cuDNN's version number as text: 91900 is '9.19.0', 8907 is '8.9.7'."""
     if version >= 90000:
         return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
     return f"{version // 1000}.{version // 100 % 10}.{version % 100}"
@@ -353,7 +354,7 @@ def path() -> str:
 
 
 def candidates(explicit: str | os.PathLike[str] | None = None) -> Iterator[tuple[str, str]]:
-    """Yield where cuDNN may be, as pairs (origin, path or bare name), best first."""
+    """Yield the pairs (origin, path or bare name) where cuDNN may be, best first."""
     if explicit is not None:
         yield "path", str(_file_of(Path(explicit)))
         return
@@ -395,38 +396,38 @@ def _wheel_folders() -> list[Path]:
     return [Path(root) / ("bin" if sys.platform == "win32" else "lib") for root in roots]
 
 
-def _file_of(place: Path) -> Path:
-    return place / FILE_NAME if place.is_dir() else place
+def _file_of(path: Path) -> Path:
+    return path / FILE_NAME if path.is_dir() else path
 
 
-def _same_file(one: Path, other: str) -> bool:
-    return one.exists() and Path(other).exists() and one.samefile(other)
+def _same_file(first: Path, second: str) -> bool:
+    return first.exists() and Path(second).exists() and first.samefile(second)
 
 
 def _load(explicit: str | os.PathLike[str] | None) -> Library:
-    tried = []
-    before = already_mapped()
+    failures = []
+    mapped = already_mapped()
     for origin, place in candidates(explicit):
         if os.sep in place and not Path(place).exists():
-            tried.append(f"{origin}: {place} does not exist")
+            failures.append(f"{origin}: {place} does not exist")
             continue
         try:
             dll = ctypes.CDLL(place)
         except OSError as error:
-            tried.append(f"{origin}: {place} cannot be loaded ({error})")
+            failures.append(f"{origin}: {place} cannot be loaded ({error})")
             continue
         where = place if os.sep in place else already_mapped() or place
-        found = Library(dll, where)
-        if found.version < OLDEST:
-            tried.append(f"{origin}: {where} is version {version_text(found.version)}")
+        opened = Library(dll, where)
+        if opened.version < OLDEST:
+            failures.append(f"{origin}: {where} is version {version_text(opened.version)}")
             continue
-        if before is not None and not _same_file(Path(before), where):
+        if mapped is not None and not _same_file(Path(mapped), where):
             warnings.warn(
-                f"cuDNN is loaded from {where} beside {before}, which this process had loaded "
+                f"cuDNN is loaded from {where} beside {mapped}, which this process had loaded "
                 f"already; unset {ENVIRONMENT} to share one copy",
                 MiniDNNWarning,
                 stacklevel=4,
             )
-        return found
-    places = "".join(f"\n  {line}" for line in tried)
+        return opened
+    places = "".join(f"\n  {line}" for line in failures)
     raise DeviceError(f"no cuDNN 9 was found; {HOW_TO_INSTALL}. Looked at:{places}")

@@ -1,4 +1,4 @@
-"""What a measured choice depends on beside its problem; part of every key on disk."""
+"""Names of the GPU and of cuDNN, parts of every key under which a measured choice is on disk."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from minidnn.gpu import cupy
 
 @cache
 def device_name(index: int) -> str:
-    """Return model, compute capability, number of multiprocessors and driver of a device."""
+    """Return a device's model, compute capability and multiprocessor count, and the driver."""
     runtime = cupy().cuda.runtime
-    found = runtime.getDeviceProperties(index)
-    name = found["name"]
+    properties = runtime.getDeviceProperties(index)
+    name = properties["name"]
     model = name.decode() if isinstance(name, bytes) else str(name)
-    level = f"sm {found['major']}.{found['minor']}"
-    count = f"{found['multiProcessorCount']} multiprocessors"
-    return f"{model}, {level}, {count}, driver for CUDA {runtime.driverGetVersion()}"
+    capability = f"sm {properties['major']}.{properties['minor']}"
+    count = f"{properties['multiProcessorCount']} multiprocessors"
+    return f"{model}, {capability}, {count}, driver for CUDA {runtime.driverGetVersion()}"
 
 
 def library_name() -> str:
     """Return the version of cuDNN and of the CUDA runtime that it was built for."""
-    found = library.load()
-    return f"cuDNN {found.version} for CUDA {found.cudnnGetCudartVersion()}"
+    loaded = library.load()
+    return f"cuDNN {loaded.version} for CUDA {loaded.cudnnGetCudartVersion()}"

@@ -113,7 +113,7 @@ class TensorDescriptor(Descriptor):
 
 
 _cache: Memo[TensorDescriptor] = Memo(4096)
-_by_array: Memo[TensorDescriptor] = Memo(4096)  # by strides in bytes, as arrays have them
+_by_array: Memo[TensorDescriptor] = Memo(4096)  # keyed by strides in bytes
 
 
 def descriptor_of(array: Any, name: str = "array") -> TensorDescriptor:
@@ -127,14 +127,14 @@ def descriptor_of(array: Any, name: str = "array") -> TensorDescriptor:
 
 
 def operand(array: Any, name: str = "array") -> tuple[int, int]:
-    """An array as cuDNN's functions take it: the address of its descriptor, and its own."""
+    """Return an array as cuDNN's functions take it: the addresses of descriptor and data."""
     return descriptor_of(array, name).value, array.data.ptr
 
 
 def described(
     dtype: Any, shape: Shape, strides: Shape, prefer: TensorFormat | None = None
 ) -> TensorDescriptor:
-    """Return a shared descriptor of what is given; do not close it."""
+    """Return a shared descriptor of this type, shape and strides; do not close it."""
     key = (dtype, shape, strides, prefer)
     found = _cache.get(key)
     if found is None:
@@ -145,7 +145,7 @@ def described(
 
 
 def flat_descriptor_of(array: Any) -> TensorDescriptor:
-    """Return a shared descriptor of a dense array as a list of elements, for element-wise work.
+    """Return a shared descriptor of a dense array as a vector, for element-wise operations.
 
     Its shape is (first extent, the rest, 1, 1), as CuPy's functions have it.
     """

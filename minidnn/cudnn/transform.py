@@ -117,8 +117,8 @@ def transform_ex(
 ) -> Any:
     """Return y = alpha * transform(x) + beta * y (``cudnnTransformTensorEx``).
 
-    The arrays are memory only: their shapes stand in the descriptors, and each must hold the
-    bytes that its descriptor tells.
+    The arrays are memory only: the descriptors hold their shapes, and each array must have the
+    bytes that its descriptor needs.
     """
     _check_room("x", x, x_descriptor.size_in_bytes)
     _check_room("y", y, y_descriptor.size_in_bytes)

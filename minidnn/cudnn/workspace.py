@@ -1,7 +1,7 @@
 """Scratch memory for cuDNN: one buffer per device, stream and thread; it grows, from CuPy's pool.
 
 Work on one stream runs in order, so the calls of one thread there can share one buffer.  Two
-threads cannot, even on one stream: a convolution may be several kernels, and theirs may mix.  A
+threads cannot, even on one stream: a convolution may be several kernels, which may interleave.  A
 buffer that a CUDA graph has recorded is kept when a larger one takes its place, as the graph goes
 on using it; such a graph must not be replayed at the same time as other cuDNN work of the thread
 and stream of its capture.
@@ -23,6 +23,8 @@ _lock = threading.Lock()
 
 
 class _Buffer:
+    """One workspace of ``size`` bytes; ``captured`` once a CUDA graph has recorded its address."""
+
     __slots__ = ("captured", "memory", "size")
 
     def __init__(self, memory: Any, size: int) -> None:
@@ -45,12 +47,12 @@ class _ThreadBuffers(threading.local):
 
 
 _all: weakref.WeakSet[_Buffers] = weakref.WeakSet()
-_kept: list[_Buffer] = []  # recorded by a CUDA graph
+_kept: list[_Buffer] = []  # buffers that a CUDA graph has recorded
 _local = _ThreadBuffers()
 
 
 def get_limit() -> int:
-    """Return the bytes that an algorithm may want; 1 GiB unless :func:`set_limit` was called."""
+    """Return the default workspace limit in bytes; 1 GiB unless :func:`set_limit` was called."""
     return _limit
 
 
@@ -74,29 +76,30 @@ def acquire(size: int) -> Any:
     stream = cuda.get_current_stream().ptr
     key = (cuda.runtime.getDevice(), stream)
     buffers = _local.buffers
-    found = buffers.get(key)
-    if found is None or found.size < size:
-        found = _grow(buffers, key, size)
-    if not found.captured and stream and cuda.runtime.streamIsCapturing(stream):
-        found.captured = True
-        _kept.append(found)
-    return found.memory
+    buffer = buffers.get(key)
+    if buffer is None or buffer.size < size:
+        buffer = _grow(buffers, key, size)
+    if not buffer.captured and stream and cuda.runtime.streamIsCapturing(stream):
+        buffer.captured = True
+        _kept.append(buffer)
+    return buffer.memory
 
 
 def _grow(buffers: _Buffers, key: tuple[int, int], size: int) -> _Buffer:
+    """Replace the buffer of that device and stream by one of ``size`` bytes."""
     memory = cupy().cuda.memory
     old = buffers.pop(key, None)
-    have = old.size if old else 0
+    old_size = old.size if old else 0
     del old  # its memory can serve the larger buffer
     try:
-        made = _Buffer(memory.alloc(size), size)
+        grown = _Buffer(memory.alloc(size), size)
     except memory.OutOfMemoryError as error:
         raise OutOfMemoryError(
             f"no room for a cuDNN workspace of {size} bytes on device {key[0]} "
-            f"(it had {have}): {error}"
+            f"(it had {old_size}): {error}"
         ) from error
-    buffers[key] = made
-    return made
+    buffers[key] = grown
+    return grown
 
 
 def sizes() -> dict[tuple[int, int], int]:

@@ -23,7 +23,7 @@ PER_ACTIVATION = BatchNormMode.CUDNN_BATCHNORM_PER_ACTIVATION
 
 
 class _Described(NamedTuple):
-    """x as cuDNN sees it, and its parameters."""
+    """Descriptors of x and of its parameters, and the shape of x in the order N, C, ..."""
 
     x: TensorDescriptor
     parameters: TensorDescriptor
@@ -206,7 +206,7 @@ def _check_saved(about: _Described, mode: int, mean: Any, inv_std: Any) -> None:
 
 
 def _has_fast_nhwc(x: Any, mode: int, d_layout: int) -> bool:
-    """Return whether cuDNN has its faster NHWC kernel, which wants memory of its own."""
+    """Return whether cuDNN has a faster NHWC kernel, which needs workspace and reserve space."""
     right_kind = mode == PERSISTENT and x.dtype.char == "e" and d_layout == NHWC
     return bool(right_kind and x.shape[3] % 4 == 0)
 

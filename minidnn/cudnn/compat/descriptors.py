@@ -52,7 +52,7 @@ _FLOATS = (
 
 
 class Descriptor:
-    """An address and the function that frees what lies there, as in CuPy.
+    """The address of a cuDNN object and the function that destroys it, as in CuPy.
 
     The ``create_...`` functions return descriptors of this package, which have ``value`` too.
     """

@@ -31,7 +31,7 @@ def _one_zero(array: Any) -> tuple[Any, Any]:
 
 
 def _check_alike(**arrays: Any) -> None:
-    """Raise unless all arrays have the size and dtype of the first, one device, and content."""
+    """Raise unless all arrays are non-empty, on this device, and alike in size and dtype."""
     first, one = next(iter(arrays.items()))
     get_data_type(one.dtype)
     for name, array in arrays.items():
@@ -71,18 +71,18 @@ def activation_backward(x: Any, y: Any, gy: Any, mode: int, coef: float = 0.0) -
 
 
 def _softmax_descriptor(array: Any, axis: int) -> tuple[TensorDescriptor, SoftmaxMode]:
-    """Describe (before the axis, the axis, after it, 1)."""
+    """Describe the shape (extents before the axis, the axis, extents after it, 1), and the mode."""
     if not -array.ndim <= axis < array.ndim:
         raise ArgumentError(f"axis={axis} must lie in the array's {array.ndim} dimensions")
     axis %= array.ndim
-    left = right = 1
+    outer = inner = 1
     for extent in array.shape[:axis]:
-        left *= extent
+        outer *= extent
     for extent in array.shape[axis + 1 :]:
-        right *= extent
+        inner *= extent
     center = array.shape[axis]
-    mode = INSTANCE if center == 1 and right == 1 else CHANNEL
-    shape = (left, center, right, 1)
+    mode = INSTANCE if center == 1 and inner == 1 else CHANNEL
+    shape = (outer, center, inner, 1)
     return described(array.dtype, shape, packed_strides(shape)), mode
 
 

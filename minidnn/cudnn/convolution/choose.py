@@ -1,7 +1,7 @@
-"""Which algorithm: by cuDNN's heuristic, by its benchmarks, or by hand; remembered on disk.
+"""Chooses the algorithm: by cuDNN's heuristic, by its benchmarks, or by number.
 
-A benchmark is run twice and the better time counts: the first run loads kernels, which can take
-longer than running them.
+The answers of heuristic and benchmarks are cached on disk.  A benchmark is run twice and the
+lesser time counts: the first run loads kernels, which can take longer than running them.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class AlgoPerf(ctypes.Structure):
 
 
 class Answer(NamedTuple):
-    """Candidates, best first; not ``complete`` when short memory kept some from being measured."""
+    """Candidates, best first; not ``complete`` if lack of memory kept some from being measured."""
 
     candidates: tuple[Candidate, ...]
     complete: bool
 
 
 def ask(problem: Problem, pointers: tuple[int, int] | None) -> Answer:
-    """Search as the problem's key says; ``pointers`` are the two inputs, for "find_ex"."""
+    """Run the search that the key names; ``pointers`` address the two inputs, for "find_ex"."""
     search, functions = problem.key.search, problem.functions
     lib = library.load()
     first, second, out = problem.operands()
@@ -66,13 +66,14 @@ def ask(problem: Problem, pointers: tuple[int, int] | None) -> Answer:
     # CuPy's pool: the workspace of later calls need not be as large as the largest that was tried.
     scratch = _scratch(problem.output_bytes())
     memory, size, complete = _room(problem, lib)
-    given = (first, pointers[0], second, pointers[1], problem.conv.value, out, scratch.ptr)
-    room = (memory.ptr if memory is not None else None, size)
-    runs = [_rows(problem, functions.find_ex, given, room) for _ in range(2)]
+    before = (first, pointers[0], second, pointers[1], problem.conv.value, out, scratch.ptr)
+    workspace = (memory.ptr if memory is not None else None, size)
+    runs = [_rows(problem, functions.find_ex, before, workspace) for _ in range(2)]
     return Answer(_better(*runs), complete)
 
 
 def _scratch(size: int) -> Any:
+    """Return the memory for the output of a benchmark."""
     memory = cupy().cuda.memory
     try:
         return memory.alloc(size)
@@ -99,10 +100,10 @@ def _rows(
     return tuple(_candidate(functions.algorithm, row) for row in done)
 
 
-def _better(one: tuple[Candidate, ...], two: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Merge two runs of a benchmark: the smaller time of each algorithm, sorted by it."""
+def _better(first: tuple[Candidate, ...], second: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Merge two runs of a benchmark: the lesser time of each algorithm, sorted by it."""
     best: dict[tuple[int, MathType], Candidate] = {}
-    for candidate in (*one, *two):
+    for candidate in (*first, *second):
         key = (candidate.algorithm, candidate.math)
         before = best.setdefault(key, candidate)
         if (candidate.time_ms or 0) < (before.time_ms or 0):
@@ -111,27 +112,28 @@ def _better(one: tuple[Candidate, ...], two: tuple[Candidate, ...]) -> tuple[Can
 
 
 def _room(problem: Problem, lib: Any) -> tuple[Any, int, bool]:
-    """Return memory to benchmark with, its bytes, and whether it is all that the limit allows."""
-    wanted = [0]
+    """Return a benchmark's workspace, its bytes, and whether that is all that the limit allows."""
+    sizes = [0]
     first, second, out = problem.operands()
     for algorithm in problem.functions.algorithm:
         size = ctypes.c_size_t()
         arguments = (first, second, problem.conv.value, out, algorithm, ctypes.byref(size))
         # A status other than success only says that this algorithm cannot do it.
         if not getattr(lib, problem.functions.workspace)(current_handle(), *arguments):
-            wanted.append(size.value)
-    room = max(size for size in wanted if size <= problem.key.workspace_limit)
+            sizes.append(size.value)
+    nbytes = max(size for size in sizes if size <= problem.key.workspace_limit)
     complete, memory = True, cupy().cuda.memory
-    while room:
+    while nbytes:
         try:
-            return memory.alloc(room), room, complete
+            return memory.alloc(nbytes), nbytes, complete
         except memory.OutOfMemoryError:
-            log.warning("no room to benchmark with %d bytes of workspace; trying half", room)
-            room, complete = room // 2, False
+            log.warning("no room to benchmark with %d bytes of workspace; trying half", nbytes)
+            nbytes, complete = nbytes // 2, False
     return None, 0, complete
 
 
 def _refuse_capture(search: str) -> None:
+    """Raise if the current stream is captured, as benchmarks cannot be."""
     stream = cupy().cuda.get_current_stream()
     if stream.ptr and cupy().cuda.runtime.streamIsCapturing(stream.ptr):
         raise ArgumentError(
@@ -180,7 +182,7 @@ def disk_key(key: ConvolutionKey) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Enumerations as numbers, named tuples as lists."""
+    """Return a value as JSON holds it: enumerations as numbers, named tuples as lists."""
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return value if isinstance(value, (bool, str)) else int(value)
@@ -221,10 +223,10 @@ def candidates_for(
         if known is not None:
             return known
         log.warning("the stored choice %s of algorithms is not readable; choosing anew", name)
-    found = ask(problem, pointers)
-    if found.complete:
-        _store().put(name, json.dumps([asdict(one) for one in found.candidates]).encode())
-    return found.candidates
+    answer = ask(problem, pointers)
+    if answer.complete:
+        _store().put(name, json.dumps([asdict(row) for row in answer.candidates]).encode())
+    return answer.candidates
 
 
 def _decode(data: bytes) -> tuple[Candidate, ...] | None:
@@ -238,39 +240,40 @@ def _decode(data: bytes) -> tuple[Candidate, ...] | None:
 def constrained(
     key: ConvolutionKey, candidates: tuple[Candidate, ...]
 ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-    """Return the candidates that keep the constraints, and why others ahead of them do not."""
+    """Return the candidates that meet the constraints, and for each of the others why not."""
     fitting, skipped = [], []
-    for one in candidates:
+    for candidate in candidates:
         reason = None
-        if one.workspace > key.workspace_limit:
-            reason = f"wants {one.workspace} bytes of workspace, over {key.workspace_limit}"
-        elif key.deterministic and not one.deterministic:
+        if candidate.workspace > key.workspace_limit:
+            reason = f"wants {candidate.workspace} bytes of workspace, over {key.workspace_limit}"
+        elif key.deterministic and not candidate.deterministic:
             reason = "is not deterministic"
-        elif key.math == MathType.CUDNN_FMA_MATH and one.math in _TENSOR_MATH:
-            reason = f"uses {one.math.name}, not CUDNN_FMA_MATH"
-        elif _is_coarse(key, one):
+        elif key.math == MathType.CUDNN_FMA_MATH and candidate.math in _TENSOR_MATH:
+            reason = f"uses {candidate.math.name}, not CUDNN_FMA_MATH"
+        elif _is_coarse(key, candidate):
             reason = "is less accurate than TF32 in float32 with windows over 3"
         if reason is None:
             exact = key.math == MathType.CUDNN_FMA_MATH
-            fitting.append(replace(one, math=key.math) if exact else one)
+            fitting.append(replace(candidate, math=key.math) if exact else candidate)
         else:
-            skipped.append(f"{one.name} {reason}")
+            skipped.append(f"{candidate.name} {reason}")
     if skipped and fitting:
         log.info("convolution takes %s; %s", fitting[0].name, "; ".join(skipped))
     return tuple(fitting), tuple(skipped)
 
 
-def _is_coarse(key: ConvolutionKey, one: Candidate) -> bool:
-    """Return whether an algorithm breaks what FMA promises, the accuracy of float32.
+def _is_coarse(key: ConvolutionKey, candidate: Candidate) -> bool:
+    """Return whether an algorithm breaks the promise of FMA math, the accuracy of float32.
 
-    What is asked for by hand is done all the same.
+    An algorithm that is given by number is used all the same.
     """
     exact = key.math == MathType.CUDNN_FMA_MATH and key.x.dtype == DataType.CUDNN_DATA_FLOAT
     by_hand = key.search not in SEARCHES
-    return exact and not by_hand and is_coarse_winograd(one.name, key.w.shape[2:])
+    return exact and not by_hand and is_coarse_winograd(candidate.name, key.w.shape[2:])
 
 
 def _by_hand(problem: Problem) -> Candidate:
+    """Return the algorithm whose number the key gives."""
     key, kinds = problem.key, problem.functions.algorithm
     try:
         algorithm = kinds(int(key.search))
@@ -279,8 +282,8 @@ def _by_hand(problem: Problem) -> Candidate:
         raise ArgumentError(
             f"algorithm={key.search!r} must be one of {', '.join(SEARCHES)}, or a number: {names}"
         ) from None
-    workspace, same = problem.workspace(algorithm), algorithm.name not in ADDS_IN_ANY_ORDER
-    return Candidate(int(algorithm), algorithm.name, key.math, workspace, same, None)
+    workspace, ordered = problem.workspace(algorithm), algorithm.name not in ADDS_IN_ANY_ORDER
+    return Candidate(int(algorithm), algorithm.name, key.math, workspace, ordered, None)
 
 
 def algorithms(key: ConvolutionKey, pointers: tuple[int, int] | None = None) -> list[Candidate]:

@@ -1,12 +1,12 @@
-"""The functions that one calls: convolution forward, its gradients, and with bias, residual and
-activation in one call.
+"""The public functions: forward convolution, its gradients, and forward convolution with bias,
+residual and activation in one call.
 
-What they share: ``padding``, ``stride``, ``dilation`` are a number or one per spatial dimension;
-``algorithm`` is "heuristic" (cuDNN guesses), "find" (cuDNN measures on memory of its own),
-"find_ex" (measures on the given inputs), or the number of an algorithm; ``math`` is a
+They share arguments: ``padding``, ``stride``, ``dilation`` are a number or one per spatial
+dimension; ``algorithm`` is "heuristic" (cuDNN guesses), "find" (cuDNN measures on memory of its
+own), "find_ex" (measures on the given inputs), or the number of an algorithm; ``math`` is a
 :class:`~minidnn.cudnn.enums.MathType` (None: float32 is computed in float32; DEFAULT and
-TENSOR_OP allow TF32); ``deterministic`` asks for the same
-bits every time; ``workspace_limit`` is in bytes (None: :func:`minidnn.cudnn.workspace.get_limit`).
+TENSOR_OP allow TF32); ``deterministic`` asks for the same bits every time; ``workspace_limit`` is
+in bytes (None: :func:`minidnn.cudnn.workspace.get_limit`).
 A repeated call with equal shapes looks its plan up and calls cuDNN, nothing else.
 
 Source: cuDNN, ``cudnnConvolutionForward``, ``cudnnConvolutionBackwardData``,
@@ -53,7 +53,7 @@ from minidnn.gpu import cupy
 
 CROSS_CORRELATION = ConvolutionMode.CUDNN_CROSS_CORRELATION
 
-# From exactly what a caller passed to the plan, so that a warm call does nothing but this lookup.
+# Plans by exactly what a caller passed, so that a warm call does nothing but this lookup.
 _warm: Memo[ConvolutionPlan] = Memo(4096)
 
 
@@ -86,7 +86,7 @@ def _plan(
             device, xd.device_id, wd.device_id, yd.device_id,
         )  # fmt: skip
         found = _warm.get(key)
-    except (AttributeError, TypeError):  # not CuPy arrays, or lists: sorted out below
+    except (AttributeError, TypeError):  # not CuPy arrays, or lists: make_key checks them
         key, found = None, None
     if found is None:
         full = make_key(
@@ -158,8 +158,8 @@ def forward(
     if y is None:
         _refuse_beta("y", beta)
         _check_pair("x", x, "w", w)
-        given = geometry(max(1, x.ndim - 2), padding, stride, dilation)
-        y = empty(check_shapes(x.shape, w.shape, None, given, groups), x.dtype, _is_nhwc(x, w))
+        window = geometry(max(1, x.ndim - 2), padding, stride, dilation)
+        y = empty(check_shapes(x.shape, w.shape, None, window, groups), x.dtype, _is_nhwc(x, w))
     found = _plan(
         "forward", x, w, y, padding, stride, dilation, groups, mode, compute, math, algorithm,
         deterministic, workspace_limit,
@@ -280,7 +280,7 @@ def _refuse_beta(name: str, beta: float) -> None:
 
 
 def _is_nhwc(one: Any, other: Any) -> bool:
-    """Return whether an output should be channels-last: one input is, and none is only NCHW."""
+    """Return whether an output should be channels-last: one input is, and none is NCHW only."""
     have = [
         layouts(array.shape, element_strides(name, array))
         for name, array in (("the first input", one), ("the second input", other))
@@ -327,8 +327,8 @@ def bias_activation_forward(
         )
     if y is None:
         _check_pair("x", x, "w", w)
-        given = geometry(max(1, x.ndim - 2), padding, stride, dilation)
-        y = empty(check_shapes(x.shape, w.shape, None, given, groups), x.dtype, _is_nhwc(x, w))
+        window = geometry(max(1, x.ndim - 2), padding, stride, dilation)
+        y = empty(check_shapes(x.shape, w.shape, None, window, groups), x.dtype, _is_nhwc(x, w))
     if activation == IDENTITY and algorithm in ("heuristic", "find", "find_ex"):
         algorithm = int(PRECOMP_GEMM)
     plan = _plan(
@@ -365,6 +365,7 @@ def _run(
     alpha: float,
     alpha_z: float,
 ) -> None:
+    """Run the fused convolution; on failure fall back as :meth:`ConvolutionPlan.run` does."""
     key = plan.key
     double = is_double(data_type(x.dtype))
     ones = (1,) * (len(key.y.shape) - 2)

@@ -1,4 +1,4 @@
-"""What a convolution is: plain data that says everything its algorithm depends on."""
+"""The key of a convolution: plain data with everything that the choice of algorithm depends on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INTEGERS = (DataType.CUDNN_DATA_INT8, DataType.CUDNN_DATA_UINT8)
 
 
 class TensorKey(NamedTuple):
-    """A tensor; strides in elements."""
+    """Type, shape and strides (in elements) of a tensor."""
 
     dtype: DataType
     shape: Shape
@@ -36,7 +36,7 @@ class TensorKey(NamedTuple):
 
 
 class FilterKey(NamedTuple):
-    """A dense filter."""
+    """Type, layout and shape of a dense filter."""
 
     dtype: DataType
     format: TensorFormat
@@ -48,10 +48,10 @@ class ConvolutionKey:
     """One convolution on one device, and the constraints on its algorithm.
 
     ``x`` and ``y`` are input and output of the forward convolution in every operation.
-    ``search`` is "heuristic", "find", "find_ex" or the number of an algorithm; ``math`` what
+    ``search`` is "heuristic", "find", "find_ex" or the number of an algorithm; ``math`` tells which
     units may compute; ``deterministic`` asks for equal bits every time; ``aligned`` says whether
-    all addresses are multiples of 16 bytes; ``fused`` that bias and activation follow, so that
-    what such a call finds out about algorithms is not taken for the plain one.
+    all addresses are multiples of 16 bytes; ``fused`` says whether bias and activation follow, so
+    that fused and plain convolutions share no plan and no fallback.
     """
 
     operation: Operation
@@ -73,25 +73,25 @@ class ConvolutionKey:
     device: int
 
     def stored(self) -> list[Any]:
-        """Return it as JSON can hold it."""
-        return [getattr(self, each.name) for each in fields(self)]
+        """Return the values of all fields, in a form that JSON can hold."""
+        return [getattr(self, field.name) for field in fields(self)]
 
     @classmethod
     def restored(cls, stored: list[Any]) -> ConvolutionKey:
-        """Return the key of what :meth:`stored` gave, as JSON has it."""
-        given = dict(zip((each.name for each in fields(cls)), stored, strict=True))
+        """Return the key whose :meth:`stored` values have gone through JSON."""
+        data = dict(zip((field.name for field in fields(cls)), stored, strict=True))
         for name in ("x", "y"):
-            dtype, shape, strides = given[name]
-            given[name] = TensorKey(DataType(dtype), tuple(shape), tuple(strides))
-        dtype, layout, shape = given["w"]
-        given["w"] = FilterKey(DataType(dtype), TensorFormat(layout), tuple(shape))
-        given |= {name: tuple(given[name]) for name in ("padding", "stride", "dilation")}
+            dtype, shape, strides = data[name]
+            data[name] = TensorKey(DataType(dtype), tuple(shape), tuple(strides))
+        dtype, layout, shape = data["w"]
+        data["w"] = FilterKey(DataType(dtype), TensorFormat(layout), tuple(shape))
+        data |= {name: tuple(data[name]) for name in ("padding", "stride", "dilation")}
         kinds: dict[str, type[IntEnum]]
         kinds = {"mode": ConvolutionMode, "compute": DataType, "math": MathType}
-        return cls(**given | {name: kind(given[name]) for name, kind in kinds.items()})
+        return cls(**data | {name: kind(data[name]) for name, kind in kinds.items()})
 
     def describe(self) -> dict[str, Any]:
-        """Return what an error message should tell about it."""
+        """Return what an error message should tell about the convolution, by name."""
         return {
             "x": _tensor_text(self.x),
             "w": f"shape={self.w.shape}, dtype={self.w.dtype.name}, layout={self.w.format.name}",
@@ -173,7 +173,7 @@ def check_shapes(x: Shape, w: Shape, y: Shape | None, given: Geometry, groups: i
 
 
 def check_dtypes(x: Any, w: Any, y: Any) -> None:
-    """Raise unless cuDNN may have a convolution of these dtypes."""
+    """Raise for dtypes of which cuDNN has no convolution."""
     kinds = [data_type(array.dtype) for array in (x, w, y)]
     if kinds[0] in INTEGERS:
         if kinds[1] != DataType.CUDNN_DATA_INT8:

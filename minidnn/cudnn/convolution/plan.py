@@ -1,6 +1,6 @@
-"""A convolution that is ready to run: descriptors, an algorithm, and what to do if it fails.
+"""Plans of convolutions: descriptors, the algorithm in use, and the fallback to others.
 
-Its descriptor says padding, stride, dilation, groups, mode, compute and math type.
+A convolution descriptor holds padding, stride, dilation, groups, mode, compute and math type.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ T = TypeVar("T")
 
 
 class Functions(NamedTuple):
-    """The C functions of one operation."""
+    """The names of one operation's C functions, and the enumeration of its algorithms."""
 
     run: str
     get: str
@@ -195,7 +195,7 @@ FUNCTIONS: dict[str, Functions] = {
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One algorithm for a convolution; ``time_ms`` is None when it was not measured."""
+    """One algorithm, its ``workspace`` in bytes; ``time_ms`` is None when it was not measured."""
 
     algorithm: int
     name: str
@@ -221,11 +221,11 @@ class Problem:
     def convolution(self, math: MathType) -> ConvolutionDescriptor:
         """Return a new convolution descriptor with the given math type."""
         k = self.key
-        parts = (k.padding, k.stride, k.dilation, k.groups, k.compute, math, k.mode)
-        return ConvolutionDescriptor.of(*parts)
+        arguments = (k.padding, k.stride, k.dilation, k.groups, k.compute, math, k.mode)
+        return ConvolutionDescriptor.of(*arguments)
 
     def in_order(self, x: T, w: T, y: T) -> tuple[T, T, T]:
-        """Return what belongs to first input, second input and output of the operation."""
+        """Return the three in the operation's order: first input, second input, output."""
         if self.key.operation == "forward":
             return x, w, y
         if self.key.operation == "backward_data":
@@ -237,9 +237,9 @@ class Problem:
         return self.in_order(self.x.value, self.w.value, self.y.value)
 
     def output_bytes(self) -> int:
-        """Return the bytes that the operation writes to."""
-        made: tuple[Any, ...] = self.in_order(self.x, self.w, self.y)
-        return int(made[2].size_in_bytes)
+        """Return the size in bytes of the operation's output."""
+        descriptors: tuple[Any, ...] = self.in_order(self.x, self.w, self.y)
+        return int(descriptors[2].size_in_bytes)
 
     def workspace(self, algorithm: int, conv: ConvolutionDescriptor | None = None) -> int:
         """Ask cuDNN how much workspace an algorithm takes; CuDNNError if it cannot do this."""
@@ -256,7 +256,7 @@ class Problem:
 
 
 class State(NamedTuple):
-    """The algorithm in use; replaced as a whole, so that other threads see one or the other."""
+    """The algorithm in use; replaced as a whole, so that other threads see the old or the new."""
 
     candidate: Candidate
     conv: ConvolutionDescriptor
@@ -268,9 +268,9 @@ class State(NamedTuple):
 class ConvolutionPlan:
     """A convolution with its algorithm chosen; run it as often as you like, on any stream.
 
-    ``choice`` is the algorithm in use, ``skipped`` tells which better ones were not taken and
-    why.  The plan holds descriptors, not arrays.  ``first``, ``second`` and ``out`` are addresses
-    of descriptors, for calls like the fused one.
+    ``choice`` is the algorithm in use, ``skipped`` tells which others were not taken and why.  The
+    plan holds descriptors, not arrays.  ``first``, ``second`` and ``out`` are addresses of
+    descriptors, for calls like the fused one.
     """
 
     def __init__(
@@ -347,7 +347,7 @@ class ConvolutionPlan:
             self.fall_back(state, f"{status_name(status)} {error.last_error}", error)
 
     def fall_back(self, state: State, reason: str, error: Exception) -> None:
-        """Take the next algorithm that wants less memory or may be supported; report it."""
+        """Switch to the next algorithm, one with less workspace if memory is short, and warn."""
         short = isinstance(error, OutOfMemoryError)
         with self._lock:
             if self.state is not state:

@@ -36,7 +36,7 @@ def is_array(value: Any) -> bool:
 
 
 def view(array: Any, name: str) -> View:
-    """What is known about an array.
+    """The view of an array: its address, shape, strides, dtype and device.
 
     Raises:
         GraphError: it is not an array on a GPU.
@@ -62,7 +62,7 @@ def view(array: Any, name: str) -> View:
 
 
 def room(memory: Any, name: str) -> tuple[int, int, int | None]:
-    """Address, bytes and device of CuPy memory or of a contiguous array.
+    """The address, size in bytes and device of CuPy memory or of a contiguous array.
 
     Raises:
         GraphError: an array that is not on a GPU, or not contiguous.
@@ -98,11 +98,11 @@ def _from_interface(interface: dict[str, Any]) -> View:
 
 
 def checked_pointer(array: Any, spec: TensorSpec, name: str, device: int | None) -> int:
-    """The address of an array that is exactly what the plan was built for.
+    """The address of an array, after checks that the plan was built for such an array.
 
     Raises:
-        GraphError: another shape, dtype, strides or alignment.
-        DeviceError: another device.
+        GraphError: its shape, dtype, strides or alignment differ.
+        DeviceError: its device differs.
     """
     seen = view(array, name)
     if seen.shape != spec.shape:
@@ -151,17 +151,17 @@ def _cupy_dtype(name: str) -> Any:
 
 
 _BLOCK = 128 * 7817
-"""Elements of random numbers, which larger tensors repeat: a prime number of 128, so that hardly
-any row of a tensor meets the numbers of another."""
+"""The number of random elements, which larger tensors repeat: 128 times a prime, so that hardly any
+two rows of a tensor hold the same numbers."""
 
 
 def random_like(spec: TensorSpec, seed: int) -> Any:
-    """Device memory for one tensor, filled with values as they occur: timings on zeros lie.
+    """Device memory for one tensor, filled with realistic values: timings on zeros mislead.
 
-    Normal numbers for floating-point types (small ones, so that sums stay finite), small
-    integers for the others.  Returns an object that owns the memory; its address is ``.ptr``.
-    They come from NumPy, and are enqueued on the current stream: cuRAND, which need not be
-    installed, cannot be used by several threads that compile.
+    The values are normal numbers for floating-point types (small ones, so that sums stay finite)
+    and small integers for the others.  Returns an object that owns the memory; its address is
+    ``.ptr``.  The values come from NumPy and are copied on the current stream: cuRAND, which need
+    not be installed, cannot be used by several threads that compile.
     """
     import numpy as np
 
@@ -172,7 +172,7 @@ def random_like(spec: TensorSpec, seed: int) -> Any:
     first = np.concatenate([block[begin:], block[:begin]])[: spec.span]
     stream = cupy().cuda.get_current_stream()
     memory.copy_from_host_async(first.ctypes.data, first.nbytes, stream)
-    stream.synchronize()  # the numbers on the host may go
+    stream.synchronize()  # the host buffer may be freed
     done = first.nbytes
     while done < size:
         length = min(done, size - done)
@@ -183,7 +183,7 @@ def random_like(spec: TensorSpec, seed: int) -> Any:
 
 @cache
 def _random_block(dtype: str) -> np.ndarray:
-    """``_BLOCK`` random elements as they lie in memory; bfloat16 as uint16."""
+    """``_BLOCK`` random elements in their memory representation; bfloat16 as uint16."""
     import numpy as np
 
     rng = np.random.default_rng(0)

@@ -51,7 +51,7 @@ class Graph(Operations):
             name: for messages.
 
         Raises:
-            GraphError: something of this is not valid.
+            GraphError: an argument is not valid.
         """
         if arrays.is_array(shape):
             if dtype is not None or layout is not None or strides is not None:
@@ -192,11 +192,11 @@ class Graph(Operations):
         **constraint: Any,
     ) -> list[Plan]:
         """All plans that can be built, in cuDNN's order: those of heuristics A, B and fallback,
-        and with ``defaults`` every other engine with its default knobs.
+        and with ``defaults`` those of every engine with its default knobs.
 
-        ``most``: no more than the first so many that may be used are tried, ``most_compiled``: of
-        those that compile their kernels, which takes up to seconds.  ``compiles``: of all these
-        only those that do, or that do not.  ``target`` is the current device, or one that is only
+        ``most`` limits how many of the proposals that may be used are tried, ``most_compiled`` how
+        many of those that compile their kernels, which takes up to seconds; ``compiles`` selects
+        those that do, or that do not.  ``target`` is the current device, or one that is only
         described (:func:`.described`).
         Raises as :meth:`build`, but an empty list is possible.
         """

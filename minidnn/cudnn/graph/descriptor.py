@@ -41,7 +41,7 @@ _ELEMENT: dict[AttributeType, Any] = {
 """The C type of one element; every other attribute type is an enumeration, a C int."""
 
 _KIND = "Backend"
-"""Under which :func:`minidnn.cudnn.descriptor.live_descriptors` counts them."""
+"""The kind under which :func:`minidnn.cudnn.descriptor.live_descriptors` counts them."""
 
 
 def counts() -> tuple[int, int]:
@@ -59,8 +59,8 @@ class Fraction(ctypes.Structure):
 _ELEMENT[AttributeType.CUDNN_TYPE_FRACTION] = Fraction
 
 _FEW = 16
-"""Descriptors that are made where it is not known how many there are: creating and destroying one
-takes longer than all else that is read of an engine."""
+"""The number of descriptors that are created first where cuDNN does not tell how many it will fill.
+Creating and destroying one takes longer than reading everything else about an engine."""
 
 
 class BackendDescriptor:
@@ -136,17 +136,17 @@ class BackendDescriptor:
     ) -> list[BackendDescriptor]:
         """Up to ``limit`` descriptors that an attribute consists of, as new owned descriptors.
 
-        cuDNN fills descriptors that exist.  Of most attributes it does not say how many it will
-        fill: a few are made first, and as many as may be if it fills all of them.
+        cuDNN fills descriptors that exist, and of most attributes it does not tell how many.
+        ``_FEW`` are created first, and ``limit`` if it fills all of those.
         """
         element = AttributeType.CUDNN_TYPE_BACKEND_DESCRIPTOR
-        told = self._get(name, element, 0, None) if limit > 1 else limit
-        size = min(told or _FEW, limit)
+        reported = self._get(name, element, 0, None) if limit > 1 else limit
+        size = min(reported or _FEW, limit)
         while True:
             made = [BackendDescriptor(kind) for _ in range(size)]
             array = (ctypes.c_void_p * size)(*[item.pointer for item in made])
             count = self._get(name, element, size, array)
-            if told or count < size or size == limit:
+            if reported or count < size or size == limit:
                 break
             for item in made:
                 item.close()

@@ -1,4 +1,4 @@
-"""What a graph is planned for: the current GPU, or a GPU that is only described."""
+"""Targets for which graphs are planned: the current GPU, or a GPU that is only described."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minidnn.gpu import cupy
 class Target:
     """A handle of the current device, or a descriptor of the properties of an absent one.
 
-    ``name`` identifies the kind of device in keys, ``index`` is CUDA's number of it.
+    ``name`` identifies the kind of device in cache keys, ``index`` is its number in CUDA.
     """
 
     name: str
@@ -37,7 +37,7 @@ def current() -> Target:
 
 
 def described(json: str) -> Target:
-    """A device that need not be there, from the JSON of :func:`properties_json`.
+    """A device that may be absent, from the JSON of :func:`properties_json`.
 
     Plans can be proposed and built for it, not executed.
 

@@ -1,4 +1,4 @@
-"""Engines and their settings: what cuDNN proposes for a graph, with its notes."""
+"""Engines and their knobs: what cuDNN proposes for a graph, and which proposals may be used."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A configuration, cuDNN's notes on its engine, and the list that it came from."""
+    """A configuration, cuDNN's notes on its engine, and the heuristic (or "default") it is from."""
 
     config: EngineConfig
     numerical: tuple[NumericalNote, ...]
@@ -67,18 +67,18 @@ _TRANSFORMS = (
     NumericalNote.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13,
 )
 _UNMARKED = {("backward_filter", 17): NumericalNote.CUDNN_NUMERICAL_NOTE_WINOGRAD}
-"""Notes that cuDNN 9.19 forgets, by kind of convolution and engine.
+"""Numerical notes that cuDNN 9.19 omits, by kind of convolution and engine.
 
-Heuristic A proposes this one.  Its errors are those of CUDNN_CONVOLUTION_BWD_FILTER_ALGO_
+Heuristic A proposes this engine.  Its errors are those of CUDNN_CONVOLUTION_BWD_FILTER_ALGO_
 WINOGRAD_NONFUSED to all digits: 4e-6 of the result's norm in float32 with 3 x 3 windows, 1.2e-3
 with 5 x 5.
 """
 
 _WIDE_POOLING = 3
-"""The engine for pooling that is wrong, and writes out of bounds, for bfloat16."""
+"""The pooling engine that gives wrong results and writes out of bounds for bfloat16."""
 
 _OTHER_SUMS = (0, 28)
-"""Engines that write other numbers than sums of bytes where these are int32."""
+"""Engines whose int32 sums of int8 and uint8 convolutions are wrong."""
 
 _INT8_REORDER = (
     BehaviorNote.CUDNN_BEHAVIOR_NOTE_REQUIRES_FILTER_INT8x32_REORDER,
@@ -89,8 +89,8 @@ _INT8_REORDER = (
 def rejection(proposal: Proposal, spec: GraphSpec, constraints: Constraints) -> str | None:
     """Why an engine may not be used under these constraints, or None.
 
-    Inputs are never converted to a narrower type and sums are never kept in one, whatever the
-    constraints; float32 products go through tensor cores only where TF32 is allowed.
+    Engines that convert inputs to a narrower type, or accumulate in one, are always rejected;
+    those that round float32 products to TF32 are rejected unless TF32 is allowed.
     """
     notes = _notes(proposal, spec)
     if NumericalNote.CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS in notes:
@@ -119,18 +119,18 @@ def rejection(proposal: Proposal, spec: GraphSpec, constraints: Constraints) -> 
 
 
 def _notes(proposal: Proposal, spec: GraphSpec) -> tuple[NumericalNote, ...]:
-    """cuDNN's numerical notes, and what it forgets."""
+    """cuDNN's numerical notes on a proposal, and those that cuDNN omits."""
     kinds = [node.kind for node in spec.nodes if isinstance(node, Convolution)]
-    more = [_UNMARKED.get((kind, proposal.config.engine)) for kind in kinds]
-    return (*proposal.numerical, *(note for note in more if note is not None))
+    omitted = [_UNMARKED.get((kind, proposal.config.engine)) for kind in kinds]
+    return (*proposal.numerical, *(note for note in omitted if note is not None))
 
 
 def is_last_resort(proposal: Proposal, spec: GraphSpec) -> bool:
     """Whether an engine is only worth building when there is no other.
 
-    Engines that no heuristic proposes, that compile and that use no tensor cores took up to 25 s
-    to compile (cuDNN 9.19, engine 80, 3x3 with 128 channels in half precision); where others
-    use tensor cores they cannot win.
+    It holds for default configurations that no heuristic proposes and whose engines compile and
+    use no tensor cores.  They take up to 25 s to compile (cuDNN 9.19, engine 80, 3x3 with 128
+    channels in half precision), and they cannot win where others use tensor cores.
     """
     return (
         proposal.source == "default"
@@ -147,7 +147,7 @@ def proposals(
     *,
     defaults: bool = False,
 ) -> Iterator[Proposal]:
-    """What cuDNN's heuristics propose, best first and list by list, without duplicates.
+    """Yields what cuDNN's heuristics propose, heuristic by heuristic, best first, no duplicates.
 
     With ``defaults`` every engine that accepts the graph follows with its default knobs, which
     makes the list exhaustive in engines.
@@ -167,6 +167,7 @@ def proposals(
 
 
 def _configs(graph: BackendDescriptor, target: Target, mode: str) -> list[BackendDescriptor]:
+    """The configurations that one heuristic proposes, as new descriptors, best first."""
     heuristic = BackendDescriptor(D.CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)
     with heuristic:
         descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
@@ -186,6 +187,7 @@ def _configs(graph: BackendDescriptor, target: Target, mode: str) -> list[Backen
 
 
 def _read(config: BackendDescriptor, source: str) -> Proposal:
+    """The proposal that the descriptor of a configuration holds."""
     engines = config.get_descriptors(
         A.CUDNN_ATTR_ENGINECFG_ENGINE, D.CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1
     )
@@ -213,21 +215,22 @@ def _proposal(
         A.CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, T.CUDNN_TYPE_BEHAVIOR_NOTE, _MOST_NOTES
     )
     known = [NumericalNote(n) for n in sorted(numerical) if n in set(NumericalNote)]
-    acts = [BehaviorNote(n) for n in sorted(behavior) if n in set(BehaviorNote)]
-    return Proposal(EngineConfig(int(index), knobs), tuple(known), tuple(acts), source)
+    behaviors = [BehaviorNote(n) for n in sorted(behavior) if n in set(BehaviorNote)]
+    return Proposal(EngineConfig(int(index), knobs), tuple(known), tuple(behaviors), source)
 
 
 def _default_proposals(graph: BackendDescriptor, target: Target) -> list[Proposal]:
+    """Every engine that accepts the graph, with its default knobs."""
     count = graph.get(A.CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT, T.CUDNN_TYPE_INT64)[0]
-    found = []
+    accepted = []
     for index in range(count):
         try:
             with engine(graph, target, index) as made:
-                found.append(_proposal(made, (), "default"))
+                accepted.append(_proposal(made, (), "default"))
         except CuDNNError as error:
             if not error.unsupported:
                 raise
-    return found
+    return accepted
 
 
 def engine(graph: BackendDescriptor, target: Target, index: int) -> BackendDescriptor:

@@ -1,7 +1,7 @@
 """The enumerations of cuDNN's graph API, with the names and values of ``cudnn_graph.h`` 9.19.
 
 The attribute names of descriptors have their own file, :mod:`.attributes`; enumerations that the
-fixed-function half shares are in :mod:`minidnn.cudnn.enums`.
+fixed-function API shares are in :mod:`minidnn.cudnn.enums`.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class ResampleMode(IntEnum):
 
 
 class PaddingMode(IntEnum):
-    """What stands outside an image (``cudnnPaddingMode_t``)."""
+    """The values of padding (``cudnnPaddingMode_t``)."""
 
     CUDNN_ZERO_PAD = 0
     CUDNN_NEG_INF_PAD = 1
@@ -170,7 +170,7 @@ class PaddingMode(IntEnum):
 
 
 class GenStatsMode(IntEnum):
-    """What is added up of a tensor (``cudnnGenStatsMode_t``)."""
+    """Which statistics of a tensor are computed (``cudnnGenStatsMode_t``)."""
 
     CUDNN_GENSTATS_SUM_SQSUM = 0
 
@@ -185,7 +185,7 @@ class HeuristicMode(IntEnum):
 
 
 class NumericalNote(IntEnum):
-    """What an engine does to numbers (``cudnnBackendNumericalNote_t``)."""
+    """The numerical properties of an engine (``cudnnBackendNumericalNote_t``)."""
 
     CUDNN_NUMERICAL_NOTE_TENSOR_CORE = 0
     CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS = 1
@@ -200,7 +200,7 @@ class NumericalNote(IntEnum):
 
 
 class BehaviorNote(IntEnum):
-    """What an engine does besides computing (``cudnnBackendBehaviorNote_t``)."""
+    """The properties of an engine besides numerical ones (``cudnnBackendBehaviorNote_t``)."""
 
     CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION = 0
     CUDNN_BEHAVIOR_NOTE_REQUIRES_FILTER_INT8x32_REORDER = 1
@@ -210,7 +210,7 @@ class BehaviorNote(IntEnum):
 
 
 class KnobType(IntEnum):
-    """The settings of an engine (``cudnnBackendKnobType_t``)."""
+    """The kinds of tuning knobs of an engine (``cudnnBackendKnobType_t``)."""
 
     CUDNN_KNOB_TYPE_SPLIT_K = 0
     CUDNN_KNOB_TYPE_SWIZZLE = 1

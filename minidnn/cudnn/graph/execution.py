@@ -1,16 +1,16 @@
-"""What executes a plan: its descriptor, variant packs of addresses, the one C call, and its fence.
+"""Execution of a plan: its descriptor, variant packs of addresses, the one C call, and its fence.
 
-A fence keeps a kernel of cuDNN from beginning before the one in front of it has ended.  From
-compute capability 9.0 on cuDNN launches kernels with programmatic stream serialization: they begin
-while the kernel in front still runs, and wait for its end before they read what it writes.  The
-runtime-fused ones of cuDNN 9.19 wait before they read image and filter, or both matrices, and not
-before they read what point-wise operations join to the result.  A residual that the kernel in front
-writes was then read too early, by the blocks that began first: in ResNet-18 up to a fifth of the
-choices of engines gave wrong images, others from run to run.
+A fence keeps a cuDNN kernel from beginning before the preceding kernel has ended.  From compute
+capability 9.0 on cuDNN launches kernels with programmatic stream serialization: they begin while
+the preceding kernel still runs, and wait for its end before they read what it writes.  The
+runtime-fused kernels of cuDNN 9.19 wait before they read image and filter, or both matrices, but
+not before they read the other operands of the point-wise epilogue.  The blocks that begin first
+can thus read a residual before the preceding kernel has written it: in ResNet-18 up to a fifth of
+the engine choices gave wrong images, different choices from run to run.
 
-Fenced, such a kernel begins when all in front has ended.  In a CUDA graph its edge becomes an
-ordinary one, which costs 1 us of the overlap; elsewhere an empty kernel goes in front of it, 2 us.
-An event that is recorded and waited for does not help.
+A fenced kernel begins when all preceding work of its stream has ended.  In a CUDA graph its
+programmatic edge becomes an ordinary one, which costs 1 us of overlap; elsewhere an empty kernel
+is launched before it, which costs 2 us.  An event that is recorded and waited for does not help.
 
 Sources: CUDA programming guide, "Programmatic Dependent Launch and Synchronization"; CUDA driver
 API, "Stream Management" and "Graph Management".
@@ -38,26 +38,29 @@ from minidnn.errors import DeviceError
 from minidnn.gpu import cupy
 
 _EARLY = 9
-"""The compute capability from which on kernels can begin early."""
+"""The major compute capability from which on a kernel can begin before the preceding one ends."""
 
 
 @cache
 def begin_early(device: int) -> bool:
-    """Whether kernels can begin on a device before the one in front of them has ended."""
+    """Whether kernels on a device can begin before the preceding kernel has ended."""
     return int(cupy().cuda.runtime.getDeviceProperties(device)["major"]) >= _EARLY
 
 
 def fenced(launch: Callable[[], int]) -> int:
-    """Launches on CuPy's current stream what begins only when all in front of it has ended."""
+    """Launches a kernel that begins only when all preceding work on its stream has ended.
+
+    ``launch`` enqueues it on CuPy's current stream and returns a status, which is returned.
+    """
     stream = int(cupy().cuda.get_current_stream().ptr)
-    found = captured(stream)
-    if found is None:
+    capture = captured(stream)
+    if capture is None:
         _empty()((1,), (1,), ())
         return launch()
-    graph, last = found
+    graph, preceding = capture
     status = launch()
     if status == SUCCESS:  # else the caller says what failed
-        for node in last:
+        for node in preceding:
             _wait_for_end(graph, node)
     return status
 
@@ -68,18 +71,18 @@ def _empty() -> Any:
 
 
 def _wait_for_end(graph: int, node: int) -> None:
-    """Edges from a node of a graph that is being captured become ordinary ones."""
+    """Turns the programmatic edges from a node of a graph under capture into ordinary ones."""
     count, first = ctypes.c_size_t(), ctypes.c_void_p(node)
     call("cuGraphNodeGetDependentNodes_v2", first, None, None, ctypes.byref(count))
     nodes, edges = (ctypes.c_void_p * count.value)(), (EdgeData * count.value)()
     call("cuGraphNodeGetDependentNodes_v2", first, nodes, edges, ctypes.byref(count))
-    whole, one = ctypes.c_void_p(graph), ctypes.c_size_t(1)
-    for second, edge in zip(nodes, edges, strict=True):
+    capturing, single = ctypes.c_void_p(graph), ctypes.c_size_t(1)
+    for dependent, edge in zip(nodes, edges, strict=True):
         if not edge.type:
             continue
-        ends = (ctypes.c_void_p * 1)(node), (ctypes.c_void_p * 1)(second)
-        call("cuGraphRemoveDependencies_v2", whole, *ends, ctypes.byref(edge), one)
-        call("cuGraphAddDependencies_v2", whole, *ends, None, one)
+        ends = (ctypes.c_void_p * 1)(node), (ctypes.c_void_p * 1)(dependent)
+        call("cuGraphRemoveDependencies_v2", capturing, *ends, ctypes.byref(edge), single)
+        call("cuGraphAddDependencies_v2", capturing, *ends, None, single)
 
 
 _REMEMBERED_PACKS = 16
@@ -87,13 +90,13 @@ _REMEMBERED_PACKS = 16
 
 @dataclass(frozen=True)
 class StoredExecution:
-    """A plan as a file has it.
+    """A plan in the form in which a file holds it.
 
     Attributes:
-        text: cuDNN's own, which holds code: whoever executes it trusts who made it.
-        ids: of the inputs, the outputs and the constants.
-        scalars: the constants, with their dtypes.
-        joined: places among the inputs of those that point-wise operations take.
+        text: cuDNN's serialized plan, which holds code: whoever executes it trusts who made it.
+        ids: cuDNN's unique ids of the inputs, the outputs and the constants.
+        scalars: the dtype and value of each constant.
+        joined: positions among the inputs of those that point-wise operations read.
     """
 
     text: str
@@ -103,15 +106,15 @@ class StoredExecution:
 
 
 class Execution:
-    """A finalized plan, which computes on addresses.
+    """A finalized plan that is executed on device addresses.
 
-    Attributes: ``device`` (its index; None where the plan was built for one that is not there) and
+    Attributes: ``device`` (its CUDA index; None where the plan was built for an absent device) and
     ``workspace`` (bytes needed beside the tensors).
 
     Args:
-        ids: of the inputs, the outputs and the constants.
-        scalars: the constants, with their dtypes.
-        joined: places among the inputs of those that point-wise operations take.
+        ids: cuDNN's unique ids of the inputs, the outputs and the constants.
+        scalars: the dtype and value of each constant.
+        joined: positions among the inputs of those that point-wise operations read.
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class Execution:
 
     @staticmethod
     def restored(stored: StoredExecution, device: int) -> Execution:
-        """What was stored, on the current device, which has that index.
+        """The plan that was stored, on the current device, whose index is ``device``.
 
         Raises:
             CuDNNError: this cuDNN does not take the text, or not for this device.
@@ -148,32 +151,33 @@ class Execution:
         return Execution(made, device, stored.ids, stored.scalars, stored.joined)
 
     def stored(self) -> StoredExecution:
-        """It as a file has it."""
+        """The plan in the form in which a file holds it."""
         text = self._descriptor.get_text(A.CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION)
         return StoredExecution(text, self._ids, self._given, self._joined)
 
     def describe(self) -> str:
-        """What it computes, in one line, as far as that is known."""
+        """What the plan computes, in one line, as far as that is known."""
         return "a stored plan"
 
     def bind_pointers(
         self, pointers: list[int], workspace: int, keep: object, settled: Sequence[int] = ()
     ) -> Bound:
-        """Fixes addresses of inputs, then outputs, which nobody checks.
+        """Binds the addresses of inputs, then outputs, without any check.
 
-        ``workspace`` is an address, ``keep`` is what the result keeps alive; ``settled`` are the
-        places of inputs that no work in flight writes, such as weights.
+        ``workspace`` is an address, ``keep`` an object that the result keeps alive; ``settled``
+        are the positions of inputs that no work in flight writes, such as weights.
         """
         pack = self._pack(pointers, workspace, keep=False)
         return Bound(self, pack, (), keep, self._reads_early(settled))
 
     def _reads_early(self, settled: Sequence[int]) -> bool:
-        """Whether its kernel may read an input before the kernel in front has written it."""
+        """Whether its kernel may read an input before the preceding kernel has written it."""
         if not set(self._joined).difference(settled) or self.device is None:
             return False
         return begin_early(self.device)
 
     def _pack(self, pointers: list[int], workspace: int, keep: bool) -> BackendDescriptor:
+        """The variant pack of these addresses; ``keep`` caches it for the next such call."""
         key = (*pointers, workspace)
         with self._lock:
             found = self._packs.get(key)
@@ -242,7 +246,7 @@ class Bound:
         self._fenced = fenced
 
     def __call__(self) -> None:
-        """Computes.
+        """Enqueues the computation.
 
         Raises:
             DeviceError: the current device is not the plan's.
@@ -262,7 +266,7 @@ class Bound:
             self._fail(status)
 
     def _check_device(self, handle: int) -> None:
-        """Runs when thread or device changed, since a handle belongs to one of each."""
+        """Checks the device after a change of handle, which belongs to one thread and device."""
         if self.plan.device is not None:
             current = cupy().cuda.runtime.getDevice()
             if current != self.plan.device:

@@ -1,4 +1,4 @@
-"""From a :class:`.GraphSpec` to backend descriptors: tensors, operations, the operation graph."""
+"""Lowers a :class:`.GraphSpec` to backend descriptors: tensors, operations, operation graph."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _CONVOLUTIONS = {
 
 
 def uid(index: int) -> int:
-    """cuDNN's unique id of the tensor at that position."""
+    """cuDNN's unique id of the tensor at that index of ``GraphSpec.tensors``."""
     return index + 1
 
 
 def operation_graph(spec: GraphSpec, handle: int | None) -> BackendDescriptor:
-    """The finalized operation graph; ``handle`` is None when no device is at hand.
+    """The finalized operation graph; ``handle`` is None when the device is absent.
 
     Raises:
         CuDNNError: cuDNN does not accept the graph.
@@ -65,16 +65,16 @@ def operation_graph(spec: GraphSpec, handle: int | None) -> BackendDescriptor:
 
 
 def _axis_order(spec: GraphSpec) -> tuple[int, ...] | None:
-    """An order of axes in which cuDNN's element-wise engines take the graph, None for as it is.
+    """The permutation of axes with which cuDNN's element-wise engines take the graph, or None.
 
     They want the second axis innermost.  To element-wise operations it does not matter what an
     axis means, so channels-first tensors are described with their innermost axis second.
     """
-    whole = spec.tensors[spec.outputs[0]]
-    dims = len(whole.shape)
+    output = spec.tensors[spec.outputs[0]]
+    dims = len(output.shape)
     if dims < 3 or not all(isinstance(node, Pointwise) for node in spec.nodes):
         return None
-    if whole.strides[1] == 1 or whole.strides[-1] != 1:
+    if output.strides[1] == 1 or output.strides[-1] != 1:
         return None
     return (0, dims - 1, *range(1, dims - 1))
 
@@ -99,20 +99,20 @@ def _convolution(node: Convolution, tensors: list[BackendDescriptor]) -> Backend
     modes = ConvolutionMode
     mode = modes.CUDNN_CONVOLUTION if node.flip else modes.CUDNN_CROSS_CORRELATION
     window = node.window
-    how = BackendDescriptor(D.CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)
-    how.set(A.CUDNN_ATTR_CONVOLUTION_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
-    how.set(A.CUDNN_ATTR_CONVOLUTION_CONV_MODE, T.CUDNN_TYPE_CONVOLUTION_MODE, mode)
-    how.set(A.CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, T.CUDNN_TYPE_INT64, len(window.stride))
-    how.set(A.CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, T.CUDNN_TYPE_INT64, *window.before)
-    how.set(A.CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, T.CUDNN_TYPE_INT64, *window.after)
-    how.set(A.CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, T.CUDNN_TYPE_INT64, *window.stride)
-    how.set(A.CUDNN_ATTR_CONVOLUTION_DILATIONS, T.CUDNN_TYPE_INT64, *window.dilation)
-    how.finalize()
+    settings = BackendDescriptor(D.CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)
+    settings.set(A.CUDNN_ATTR_CONVOLUTION_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
+    settings.set(A.CUDNN_ATTR_CONVOLUTION_CONV_MODE, T.CUDNN_TYPE_CONVOLUTION_MODE, mode)
+    settings.set(A.CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, T.CUDNN_TYPE_INT64, len(window.stride))
+    settings.set(A.CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, T.CUDNN_TYPE_INT64, *window.before)
+    settings.set(A.CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, T.CUDNN_TYPE_INT64, *window.after)
+    settings.set(A.CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, T.CUDNN_TYPE_INT64, *window.stride)
+    settings.set(A.CUDNN_ATTR_CONVOLUTION_DILATIONS, T.CUDNN_TYPE_INT64, *window.dilation)
+    settings.finalize()
     kind, infix, x, w, y = _CONVOLUTIONS[node.kind]
     prefix = f"CUDNN_ATTR_OPERATION_CONVOLUTION_{infix}_"
     made = BackendDescriptor(kind)
     descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
-    made.set(A[prefix + "CONV_DESC"], descriptor, how)
+    made.set(A[prefix + "CONV_DESC"], descriptor, settings)
     made.set(A[prefix + x], descriptor, tensors[node.x])
     made.set(A[prefix + w], descriptor, tensors[node.w])
     made.set(A[prefix + y], descriptor, tensors[node.y])
@@ -125,18 +125,18 @@ def _convolution(node: Convolution, tensors: list[BackendDescriptor]) -> Backend
 
 def _pointwise(node: Pointwise, tensors: list[BackendDescriptor]) -> BackendDescriptor:
     kind = operation(node.mode)
-    how = BackendDescriptor(D.CUDNN_BACKEND_POINTWISE_DESCRIPTOR)
-    how.set(A.CUDNN_ATTR_POINTWISE_MODE, T.CUDNN_TYPE_POINTWISE_MODE, kind.mode)
-    how.set(A.CUDNN_ATTR_POINTWISE_MATH_PREC, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
+    settings = BackendDescriptor(D.CUDNN_BACKEND_POINTWISE_DESCRIPTOR)
+    settings.set(A.CUDNN_ATTR_POINTWISE_MODE, T.CUDNN_TYPE_POINTWISE_MODE, kind.mode)
+    settings.set(A.CUDNN_ATTR_POINTWISE_MATH_PREC, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
     for name, value in node.attributes:
         if name == "axis":
-            how.set(PARAMETERS[name], T.CUDNN_TYPE_INT64, int(value))
+            settings.set(PARAMETERS[name], T.CUDNN_TYPE_INT64, int(value))
         else:
-            how.set(PARAMETERS[name], T.CUDNN_TYPE_DOUBLE, value)
-    how.finalize()
+            settings.set(PARAMETERS[name], T.CUDNN_TYPE_DOUBLE, value)
+    settings.finalize()
     made = BackendDescriptor(D.CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)
     descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
-    made.set(A.CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, descriptor, how)
+    made.set(A.CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, descriptor, settings)
     prefix = "CUDNN_ATTR_OPERATION_POINTWISE_"
     slots = ("DYDESC", "XDESC") if kind.backward else ("XDESC", "BDESC", "TDESC")
     for slot, index in zip(slots, node.inputs, strict=False):
@@ -146,33 +146,35 @@ def _pointwise(node: Pointwise, tensors: list[BackendDescriptor]) -> BackendDesc
 
 
 def _matmul(node: Matmul, tensors: list[BackendDescriptor]) -> BackendDescriptor:
-    how = BackendDescriptor(D.CUDNN_BACKEND_MATMUL_DESCRIPTOR)
-    how.set(A.CUDNN_ATTR_MATMUL_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute)).finalize()
+    settings = BackendDescriptor(D.CUDNN_BACKEND_MATMUL_DESCRIPTOR)
+    settings.set(
+        A.CUDNN_ATTR_MATMUL_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute)
+    ).finalize()
     made = BackendDescriptor(D.CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)
     descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
     made.set(A.CUDNN_ATTR_OPERATION_MATMUL_ADESC, descriptor, tensors[node.a])
     made.set(A.CUDNN_ATTR_OPERATION_MATMUL_BDESC, descriptor, tensors[node.b])
     made.set(A.CUDNN_ATTR_OPERATION_MATMUL_CDESC, descriptor, tensors[node.c])
-    made.set(A.CUDNN_ATTR_OPERATION_MATMUL_DESC, descriptor, how)
+    made.set(A.CUDNN_ATTR_OPERATION_MATMUL_DESC, descriptor, settings)
     return made.finalize()
 
 
 def _resample(node: Resample, tensors: list[BackendDescriptor]) -> BackendDescriptor:
-    how = BackendDescriptor(D.CUDNN_BACKEND_RESAMPLE_DESCRIPTOR)
+    settings = BackendDescriptor(D.CUDNN_BACKEND_RESAMPLE_DESCRIPTOR)
     mode = ResampleMode[f"CUDNN_RESAMPLE_{node.mode.upper()}"]
     outside = PaddingMode[f"CUDNN_{node.padding_mode.upper()}"]
-    how.set(A.CUDNN_ATTR_RESAMPLE_MODE, T.CUDNN_TYPE_RESAMPLE_MODE, mode)
-    how.set(A.CUDNN_ATTR_RESAMPLE_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
-    how.set(A.CUDNN_ATTR_RESAMPLE_PADDING_MODE, T.CUDNN_TYPE_PADDING_MODE, outside)
-    how.set(A.CUDNN_ATTR_RESAMPLE_SPATIAL_DIMS, T.CUDNN_TYPE_INT64, len(node.window))
-    how.set(A.CUDNN_ATTR_RESAMPLE_WINDOW_DIMS, T.CUDNN_TYPE_INT64, *node.window)
-    how.set(A.CUDNN_ATTR_RESAMPLE_PRE_PADDINGS, T.CUDNN_TYPE_INT64, *node.before)
-    how.set(A.CUDNN_ATTR_RESAMPLE_POST_PADDINGS, T.CUDNN_TYPE_INT64, *node.after)
-    how.set(A.CUDNN_ATTR_RESAMPLE_STRIDES, T.CUDNN_TYPE_INT64, *node.stride)
-    how.finalize()
+    settings.set(A.CUDNN_ATTR_RESAMPLE_MODE, T.CUDNN_TYPE_RESAMPLE_MODE, mode)
+    settings.set(A.CUDNN_ATTR_RESAMPLE_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
+    settings.set(A.CUDNN_ATTR_RESAMPLE_PADDING_MODE, T.CUDNN_TYPE_PADDING_MODE, outside)
+    settings.set(A.CUDNN_ATTR_RESAMPLE_SPATIAL_DIMS, T.CUDNN_TYPE_INT64, len(node.window))
+    settings.set(A.CUDNN_ATTR_RESAMPLE_WINDOW_DIMS, T.CUDNN_TYPE_INT64, *node.window)
+    settings.set(A.CUDNN_ATTR_RESAMPLE_PRE_PADDINGS, T.CUDNN_TYPE_INT64, *node.before)
+    settings.set(A.CUDNN_ATTR_RESAMPLE_POST_PADDINGS, T.CUDNN_TYPE_INT64, *node.after)
+    settings.set(A.CUDNN_ATTR_RESAMPLE_STRIDES, T.CUDNN_TYPE_INT64, *node.stride)
+    settings.finalize()
     made = BackendDescriptor(D.CUDNN_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR)
     descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
-    made.set(A.CUDNN_ATTR_OPERATION_RESAMPLE_FWD_DESC, descriptor, how)
+    made.set(A.CUDNN_ATTR_OPERATION_RESAMPLE_FWD_DESC, descriptor, settings)
     made.set(A.CUDNN_ATTR_OPERATION_RESAMPLE_FWD_XDESC, descriptor, tensors[node.x])
     made.set(A.CUDNN_ATTR_OPERATION_RESAMPLE_FWD_YDESC, descriptor, tensors[node.y])
     if node.index is not None:
@@ -181,14 +183,14 @@ def _resample(node: Resample, tensors: list[BackendDescriptor]) -> BackendDescri
 
 
 def _reduction(node: Reduction, tensors: list[BackendDescriptor]) -> BackendDescriptor:
-    how = BackendDescriptor(D.CUDNN_BACKEND_REDUCTION_DESCRIPTOR)
+    settings = BackendDescriptor(D.CUDNN_BACKEND_REDUCTION_DESCRIPTOR)
     operator = ReduceTensorOp[f"CUDNN_REDUCE_TENSOR_{node.operator.upper()}"]
-    how.set(A.CUDNN_ATTR_REDUCTION_OPERATOR, T.CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, operator)
-    how.set(A.CUDNN_ATTR_REDUCTION_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
-    how.finalize()
+    settings.set(A.CUDNN_ATTR_REDUCTION_OPERATOR, T.CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, operator)
+    settings.set(A.CUDNN_ATTR_REDUCTION_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
+    settings.finalize()
     made = BackendDescriptor(D.CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)
     descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
-    made.set(A.CUDNN_ATTR_OPERATION_REDUCTION_DESC, descriptor, how)
+    made.set(A.CUDNN_ATTR_OPERATION_REDUCTION_DESC, descriptor, settings)
     made.set(A.CUDNN_ATTR_OPERATION_REDUCTION_XDESC, descriptor, tensors[node.x])
     made.set(A.CUDNN_ATTR_OPERATION_REDUCTION_YDESC, descriptor, tensors[node.y])
     return made.finalize()

@@ -41,12 +41,12 @@ PARAMETERS = {
     "swish_beta": Attribute.CUDNN_ATTR_POINTWISE_SWISH_BETA,
     "axis": Attribute.CUDNN_ATTR_POINTWISE_AXIS,
 }
-"""Names of parameters and the attributes of the descriptor that carry them."""
+"""The descriptor's attribute for each parameter of an element-wise operation, by name."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """``arity``: how many tensors it takes; ``backward``: (gradient, input) -> gradient."""
+    """An element-wise operation of ``arity`` operands; ``backward`` ones take (gradient, input)."""
 
     name: str
     mode: PointwiseMode
@@ -105,7 +105,7 @@ class Operations:
         self._names: dict[int, str] = {}
 
     def constant(self, value: float, dims: int = 4, dtype: str = "float32") -> Tensor:
-        """A scalar that is handed over by value at each execution."""
+        """A scalar that is passed by value at each execution."""
         if dtype not in HOST_TYPES:
             raise GraphError(f"constant: dtype {dtype!r}; valid are {', '.join(HOST_TYPES)}")
         if dtype == "int32" and value != int(value):
@@ -225,15 +225,15 @@ class Operations:
         (gradient, input).  Operands broadcast where a size is 1; numbers become scalars.
         ``parameters`` are ``relu_lower_clip``, ``relu_upper_clip``, ``relu_lower_clip_slope``,
         ``elu_alpha``, ``softplus_beta``, ``swish_beta`` and ``axis``.  The result has the dtype of
-        the first operand of its shape, which decides in what is computed.
+        the first operand of its shape, which also determines the compute type.
         """
         return self.pointwise_in(None, mode, *operands, **parameters)
 
     def pointwise_in(
         self, dtype: str | None, mode: str, *operands: Tensor | float, **parameters: float
     ) -> Tensor:
-        """The same, computed in what a dtype is computed in, as a result of that dtype: float32 of
-        sums of bytes, for example."""
+        """:meth:`pointwise` with a result of ``dtype``, which determines the compute type, too:
+        float32 from int32 sums, for example."""
         kind = operation(mode)
         if len(operands) != kind.arity:
             raise GraphError(f"{mode} takes {kind.arity} operands, not {len(operands)}")
@@ -348,15 +348,15 @@ class Operations:
         dims = len(x.shape)
         if not wanted or any(not -dims <= axis < dims for axis in wanted):
             raise GraphError(f"reduce: axes {axes!r} are not axes of {x.shape}")
-        gone = {axis % dims for axis in wanted}
-        shape = tuple(1 if axis in gone else size for axis, size in enumerate(x.shape))
+        reduced = {axis % dims for axis in wanted}
+        shape = tuple(1 if axis in reduced else size for axis, size in enumerate(x.shape))
         y = self._result(shape, x)
         self._add(Reduction(operator, x.index, y.index, _compute(x)), x)
         return y
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The sums of ``x`` and of its squares over all axes but channels, of shape (1, C, 1, 1),
-        in float32: what a batch normalization needs.  cuDNN computes it behind a convolution."""
+        in float32: for a batch normalization.  cuDNN computes it in a convolution's epilogue."""
         shape = (1, x.shape[1], *(1 for _ in x.shape[2:]))
         strides = tensor.packed_strides(shape, channels_last=True)
         sums, squares = (

@@ -1,7 +1,7 @@
-"""Plans of graphs, which take arrays and check them.
+"""Plans of graphs: a :class:`Plan` takes arrays, checks them and executes on them.
 
-Those whose engines compile are kept on disk as cuDNN writes them, with their code.  Compiling one
-takes about a second of a core; what was compiled is read in a few milliseconds.
+Plans whose engines compile kernels are cached on disk in cuDNN's serialized form, which holds the
+compiled code.  Compiling a plan takes about a second of a core, reading it a few milliseconds.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _store = CacheStore("cudnn_plan", ".json", 256 << 20)
 
 
 def built(spec: GraphSpec, target: Target, config: EngineConfig) -> BackendDescriptor:
-    """The finalized plan of a configuration: read from disk if it is there, else built, and kept
-    if its engine compiles.
+    """The finalized plan of a configuration, read from the disk cache or built.
+
+    A plan that is built is cached on disk if its engine compiles.
 
     Raises:
         CuDNNError: the configuration does not support the graph.
@@ -51,9 +52,9 @@ def built(spec: GraphSpec, target: Target, config: EngineConfig) -> BackendDescr
 def keep_compiled(
     descriptor: BackendDescriptor, spec: GraphSpec, target: Target, config: EngineConfig
 ) -> None:
-    """Writes a plan for :func:`built`.  One that cuDNN cannot write down is not kept."""
+    """Caches a plan on disk for :func:`built`, unless cuDNN cannot serialize it."""
     if target.handle is None:
-        return  # of a device that is not there, whose plans do not run
+        return  # a plan for an absent device, which cannot be executed
     try:
         text = descriptor.get_text(A.CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION)
     except CuDNNError as error:
@@ -63,6 +64,7 @@ def keep_compiled(
 
 
 def _restored(spec: GraphSpec, target: Target, config: EngineConfig) -> BackendDescriptor | None:
+    """The plan from the disk cache; None where there is none that this cuDNN accepts."""
     data = None if target.handle is None else _store.read(_key(spec, target, config))
     if data is None:
         return None
@@ -136,7 +138,7 @@ class Plan(Execution):
         return bound.outputs[0] if len(bound.outputs) == 1 else bound.outputs
 
     def bind(self, *inputs: Any, out: Any = None, workspace: Any = None) -> Bound:
-        """Fixes the arrays, so that running takes no check and no allocation.
+        """Binds the arrays, so that running needs no check and no allocation.
 
         ``workspace`` is an array or CuPy memory of at least :attr:`workspace` bytes; without
         it the result has one of its own.  The result keeps all arrays alive, can be run many
@@ -168,10 +170,10 @@ class Plan(Execution):
 
     def _workspace_for(self, given: Any, shared: bool) -> tuple[Any, int]:
         if given is not None:
-            pointer, size, place = arrays.room(given, "workspace")
-            if None not in (place, self.device) and place != self.device:
+            pointer, size, device = arrays.room(given, "workspace")
+            if None not in (device, self.device) and device != self.device:
                 raise DeviceError(
-                    f"workspace is on device {place}; the plan was built on {self.device}"
+                    f"workspace is on device {device}; the plan was built on {self.device}"
                 )
             if size < self.workspace:
                 raise GraphError(f"workspace has {size} bytes; the plan needs {self.workspace}")
@@ -185,7 +187,7 @@ class Plan(Execution):
         return buffer, buffer.ptr
 
     def reserve(self) -> None:
-        """Makes room for the workspace that calls on the current stream share.
+        """Allocates the workspace that calls on the current stream share.
 
         Raises:
             OutOfMemoryError: there is not enough memory.
@@ -202,7 +204,7 @@ class Plan(Execution):
             ) from error
 
     def keep(self) -> None:
-        """Has other processes read what was compiled for the plan, if anything was."""
+        """Caches the plan on disk for other processes, if its engine compiles."""
         if self.proposal is not None and self.proposal.compiles:
             keep_compiled(self._descriptor, self.spec, self.target, self.config)
 

@@ -1,6 +1,6 @@
-"""From a frozen graph to a plan: what cuDNN proposes, what is allowed, what is fastest.
+"""Plans a frozen graph: cuDNN proposes engines, the constraints reject some, the rest are timed.
 
-What was found out about a graph, ranked engines or "unsupported", is kept in memory and on disk.
+The finding about a graph, ranked engines or "unsupported", is cached in memory and on disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from minidnn.gpu import cupy
 
 FORMAT = 2
 KEPT = 8
-"""How many of the best engines are remembered, for when memory is short."""
+"""The number of engines in a cached finding: the slower ones serve when memory is short."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Finding:
-    """Engines from fast to slow; none, with the reason, when the graph is unsupported."""
+    """The working engines of a graph from fast to slow; none, with the reason, if unsupported."""
 
     ranked: tuple[Ranked, ...]
     reason: str = ""
@@ -56,12 +56,12 @@ _store = CacheStore("cudnn_graph", ".json", 64 << 20)
 
 
 def key_of(spec: GraphSpec, constraints: Constraints, device: str) -> str:
-    """The name of an entry: everything that the choice depends on."""
+    """The cache key of a finding: a digest of everything that the choice depends on."""
     return digest("cudnn graph", FORMAT, spec, constraints, device, machine.library_name())
 
 
 def recall(name: str) -> Finding | None:
-    """What is remembered under that key, or None."""
+    """The finding that is cached under a key, or None."""
     with _lock:
         if name in _found:
             return _found[name]
@@ -74,7 +74,7 @@ def recall(name: str) -> Finding | None:
 
 
 def remember(name: str, finding: Finding, **shown: Any) -> None:
-    """Keeps a finding in memory and on disk; ``shown`` goes into the file for its readers."""
+    """Caches a finding in memory and on disk; ``shown`` goes into the file for people to read."""
     with _lock:
         _found[name] = finding
     ranked = [
@@ -91,13 +91,13 @@ def remember(name: str, finding: Finding, **shown: Any) -> None:
 
 
 def forget() -> None:
-    """Empties the memory of this process, not the disk."""
+    """Clears the cache in memory; what is on disk stays."""
     with _lock:
         _found.clear()
 
 
 def _decode(data: bytes) -> Finding | None:
-    """None for an entry of another shape than ours; the caller then measures again."""
+    """The finding in a cache file; None if it is malformed, and the caller measures again."""
     try:
         entry = json.loads(data)
         ranked = tuple(
@@ -156,6 +156,7 @@ def _first_that_fits(
     scalars: Sequence[float],
     names: Sequence[str],
 ) -> Plan:
+    """The plan of the fastest engine whose workspace can be allocated now."""
     for item in finding.ranked:
         plan = Plan(
             spec,
@@ -186,10 +187,10 @@ def candidates(
     scalars: Sequence[float] = (),
     names: Sequence[str] = (),
 ) -> Iterator[Plan]:
-    """Every plan that can be built for a graph under the constraints, in cuDNN's order, each
-    built when it is asked for.
+    """Yields every plan that can be built for a graph under the constraints, in cuDNN's order.
 
-    With ``defaults`` engines that no heuristic proposes are tried too, with default knobs.
+    Each is built when it is asked for.  With ``defaults`` every engine is tried with its default
+    knobs, too, after the proposals of the heuristics.
     """
     with _explained(spec, constraints):
         graph = lower.operation_graph(spec, target.handle)
@@ -213,16 +214,16 @@ def all_plans(
     scalars: Sequence[float] = (),
     names: Sequence[str] = (),
 ) -> list[Plan]:
-    """Like :func:`candidates`, built on several threads, since some engines compile for long.
+    """The plans of :func:`candidates`, built on several threads, since some engines compile long.
 
-    Those that :func:`.is_last_resort` names are built only when there are no others.  With
-    ``most`` only the first so many that may be used are tried, with ``most_compiled`` so many of
-    those whose engines compile, and with ``compiles`` only those of them whose engines do, or do
-    not.
+    Proposals for which :func:`.is_last_resort` holds are built only when there are no others.
+    ``most`` limits how many of the proposals that may be used are tried, ``most_compiled`` how
+    many of those whose engines compile; ``compiles`` then selects those whose engines compile
+    (True) or do not (False).
     """
     with _explained(spec, constraints):
         graph = lower.operation_graph(spec, target.handle)
-        # Each list of proposals costs a heuristic's time: no more are asked for than are tried.
+        # Proposals are read lazily: every list of them costs the time of a heuristic.
         proposed = engines.proposals(graph, target, defaults=defaults)
         allowed = _few_compiled(_allowed(spec, constraints, proposed), most_compiled)
         tried = [p for p in islice(allowed, most) if compiles in (None, p.compiles)]
@@ -232,14 +233,14 @@ def all_plans(
             cupy().cuda.runtime.setDevice(target.index)
         return _try(spec, graph, target, proposal, scalars, names)
 
-    first: list[Proposal] = []
-    last: list[Proposal] = []
+    preferred: list[Proposal] = []
+    last_resort: list[Proposal] = []
     for proposal in tried:
-        (last if engines.is_last_resort(proposal, spec) else first).append(proposal)
-    for some in (first, last):
-        with ThreadPoolExecutor(min(_THREADS, len(some) or 1)) as pool:
-            built = list(pool.map(make, some))
-        plans = [plan for plan in built if plan is not None and _fits(plan, constraints)]
+        (last_resort if engines.is_last_resort(proposal, spec) else preferred).append(proposal)
+    for group in (preferred, last_resort):
+        with ThreadPoolExecutor(min(_THREADS, len(group) or 1)) as pool:
+            attempts = list(pool.map(make, group))
+        plans = [plan for plan in attempts if plan is not None and _fits(plan, constraints)]
         if plans:
             return plans
     return []
@@ -259,6 +260,7 @@ def _explained(spec: GraphSpec, constraints: Constraints) -> Iterator[None]:
 def _allowed(
     spec: GraphSpec, constraints: Constraints, proposed: Iterable[Proposal]
 ) -> Iterator[Proposal]:
+    """Yields the proposals that the constraints allow, and logs why others are rejected."""
     for proposal in proposed:
         reason = engines.rejection(proposal, spec, constraints)
         if reason is None:
@@ -268,7 +270,7 @@ def _allowed(
 
 
 def _few_compiled(proposals: Iterable[Proposal], most: int | None) -> Iterator[Proposal]:
-    """The proposals without those that compile after the first so many that do."""
+    """Drops the proposals whose engines compile, after the first ``most`` of these."""
     count = 0
     for proposal in proposals:
         count += proposal.compiles
@@ -277,6 +279,7 @@ def _few_compiled(proposals: Iterable[Proposal], most: int | None) -> Iterator[P
 
 
 def _fits(plan: Plan, constraints: Constraints) -> bool:
+    """Whether the workspace of a plan is within the limit; closes the plan if not."""
     if plan.workspace <= constraints.workspace_limit:
         return True
     log.debug("%s is over the limit of the workspace", plan)
@@ -292,6 +295,7 @@ def _try(
     scalars: Sequence[float],
     names: Sequence[str],
 ) -> Plan | None:
+    """The plan of a proposal, or None where cuDNN refuses to build it."""
     config = proposal.config
     try:
         made = engines.execution_plan(graph, target, config)
@@ -305,6 +309,7 @@ def _try(
 def _measure(
     spec: GraphSpec, constraints: Constraints, target: device.Target, scalars: Sequence[float]
 ) -> Finding:
+    """Builds and times every plan that is allowed; the fastest compiled one is cached on disk."""
     try:
         plans = all_plans(spec, constraints, target, scalars=scalars)
     except UnsupportedError as error:
@@ -323,14 +328,14 @@ def _measure(
 
 
 def _with_small_one(ranked: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
-    """What is remembered: the fastest, and the fastest of those that need least memory."""
+    """The engines to cache: the fastest, and the fastest of those with the least workspace."""
     least = min(ranked, key=lambda item: item.workspace)
     kept = ranked[:KEPT]
     return kept if least in kept else (*kept[:-1], least)
 
 
 def measure(plans: Sequence[Plan]) -> list[float | None]:
-    """The times of plans of one graph in milliseconds, on buffers of their own."""
+    """The times of plans of one graph on random data in milliseconds, None for those that fail."""
     if not plans:
         return []
     spec = plans[0].spec
@@ -339,11 +344,11 @@ def measure(plans: Sequence[Plan]) -> list[float | None]:
         for seed, index in enumerate((*spec.inputs, *spec.outputs))
     ]
     pointers = [buffer.ptr for buffer in buffers]
-    most = max(plan.workspace for plan in plans)
-    workspace = arrays.allocate(most) if most else None
-    room = workspace.ptr if workspace is not None else 0
+    nbytes = max(plan.workspace for plan in plans)
+    workspace = arrays.allocate(nbytes) if nbytes else None
+    address = workspace.ptr if workspace is not None else 0
     runs = [
-        timing.Contestant(plan.bind_pointers(pointers, room, keep=(buffers, workspace)))
+        timing.Contestant(plan.bind_pointers(pointers, address, keep=(buffers, workspace)))
         for plan in plans
     ]
     return timing.race(runs)

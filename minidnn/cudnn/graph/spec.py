@@ -1,8 +1,8 @@
 """What a graph computes, as plain frozen data: tensors, operations, constraints.
 
 A :class:`GraphSpec` with its :class:`Constraints` is the key under which a choice of engine is
-remembered, so everything that matters to cuDNN stands here and nothing else does.
-Tensors are named by their position in ``GraphSpec.tensors``.
+cached, so it holds everything that matters to cuDNN and nothing else.  Nodes refer to tensors by
+their index in ``GraphSpec.tensors``.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from minidnn.cudnn.dtypes import element_type
 from minidnn.errors import GraphError
 
 ALIGNMENT = 16
-"""Bytes: what cuDNN's vectorised kernels want, and what every fresh CuPy array has."""
+"""Alignment in bytes that cuDNN's vectorised kernels want and every new CuPy array has."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """Shape (NCHW order), strides in elements, dtype by name, alignment of its address in bytes.
 
-    ``virtual`` tensors live inside a kernel; ``by_value`` ones are scalars given from the host.
+    ``virtual`` tensors stay inside a kernel, ``by_value`` ones are scalars passed from the host.
     """
 
     shape: tuple[int, ...]
@@ -34,12 +34,13 @@ class TensorSpec:
 
     @property
     def span(self) -> int:
-        """Elements from the first to the last in memory, both included."""
+        """The number of elements in memory from the first to the last, both included."""
         steps = zip(self.shape, self.strides, strict=True)
         return 1 + sum((size - 1) * stride for size, stride in steps)
 
     @property
     def nbytes(self) -> int:
+        """The size of the span in bytes."""
         return self.span * element_type(self.dtype).size
 
     def __str__(self) -> str:
@@ -74,17 +75,17 @@ class Convolution:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        kept = {
+        operands = {
             "forward": (self.x, self.w),
             "backward_data": (self.y, self.w),
             "backward_filter": (self.y, self.x),
         }
-        return kept[self.kind]
+        return operands[self.kind]
 
     @property
     def writes(self) -> tuple[int, ...]:
-        written = {"forward": self.y, "backward_data": self.x, "backward_filter": self.w}
-        return (written[self.kind],)
+        results = {"forward": self.y, "backward_data": self.x, "backward_filter": self.w}
+        return (results[self.kind],)
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,10 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Resample:
-    """Pooling; ``index`` receives the positions of maxima, for the backward pass."""
+    """Pooling; ``index`` is the tensor for the positions of maxima, if a backward pass needs them.
+
+    ``before`` and ``after`` are the padding, per spatial axis.
+    """
 
     mode: str
     padding_mode: str
@@ -190,8 +194,8 @@ Node = Convolution | Pointwise | Matmul | Resample | Reduction | Statistics
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """A whole operation graph; ``inputs`` and ``outputs`` in the order in which a plan takes
-    its arrays, ``scalars`` are the constants in the order of their values."""
+    """An operation graph; ``inputs`` and ``outputs`` are in the order in which a plan takes its
+    arrays, ``scalars`` are the constants in the order of their values."""
 
     tensors: tuple[TensorSpec, ...]
     nodes: tuple[Node, ...]
@@ -215,12 +219,12 @@ class GraphSpec:
 
     @property
     def contracts(self) -> bool:
-        """Whether there is a convolution or a matrix product."""
+        """Whether a node is a convolution or a matrix product."""
         return any(isinstance(node, Convolution | Matmul) for node in self.nodes)
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """The inputs of point-wise operations around a convolution or a matrix product."""
+        """The inputs that the point-wise epilogue or prologue of a contraction reads."""
         if not self.contracts:
             return ()
         read = {i for node in self.nodes if isinstance(node, Pointwise) for i in node.inputs}
@@ -228,12 +232,13 @@ class GraphSpec:
 
     @property
     def windows(self) -> tuple[tuple[int, ...], ...]:
-        """The spatial extents of the filters of each convolution."""
-        found = [node for node in self.nodes if isinstance(node, Convolution)]
-        return tuple(self.tensors[node.w].shape[2:] for node in found)
+        """The spatial extents of the filter of each convolution."""
+        convolutions = [node for node in self.nodes if isinstance(node, Convolution)]
+        return tuple(self.tensors[node.w].shape[2:] for node in convolutions)
 
     @property
     def pools_bfloat16(self) -> bool:
+        """Whether a pooling reads bfloat16."""
         return any(
             isinstance(node, Resample) and self.tensors[node.x].dtype == "bfloat16"
             for node in self.nodes
@@ -241,7 +246,7 @@ class GraphSpec:
 
     @property
     def sums_bytes(self) -> bool:
-        """Whether a convolution of bytes writes its sums in int32."""
+        """Whether a convolution of int8 or uint8 writes its int32 sums to memory."""
         return any(
             self.tensors[node.x].dtype in ("int8", "uint8")
             and self.tensors[node.y].dtype == "int32"
@@ -285,7 +290,7 @@ class Constraints:
 
 
 def constraints_from(given: Constraints | None, fields: dict[str, Any]) -> Constraints:
-    """The constraints given as a whole, or made of keyword arguments.
+    """The constraints from an object, or from their fields as keyword arguments.
 
     Raises:
         GraphError: both are given, or an argument is none of the fields.

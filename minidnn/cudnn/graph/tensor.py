@@ -1,6 +1,6 @@
-"""A symbolic value of a graph, and its shape and strides: layouts, broadcasting, windows.
+"""Symbolic tensors of a graph, and rules for shapes and strides: layouts, broadcasting, windows.
 
-A bad shape is a GraphError.
+An invalid shape raises GraphError.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minidnn.errors import GraphError
 
 
 class Owner(Protocol):
-    """What a tensor asks of the graph that it belongs to."""
+    """The part of a graph that its tensors use."""
 
     _tensors: list[TensorSpec]
     _names: dict[int, str]
@@ -52,7 +52,7 @@ class Tensor:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """In elements."""
+        """Strides in elements."""
         return self.spec.strides
 
     def __add__(self, other: Tensor | float) -> Tensor:
@@ -80,7 +80,7 @@ CHANNELS_LAST = ("NC", "NWC", "NHWC", "NDHWC")
 
 
 def layout_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
-    """Strides of a layout by name: NCHW, NHWC and their 3- and 5-dimensional forms."""
+    """Dense strides of a layout by name: NCHW, NHWC and their 3- and 5-dimensional forms."""
     if layout in CHANNELS_FIRST and len(layout) == len(shape):
         return packed_strides(tuple(shape))
     if layout in CHANNELS_LAST and len(layout) == len(shape):
@@ -93,7 +93,7 @@ def layout_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
 
 
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether channels are innermost, so that a result should have them so too."""
+    """Whether channels are innermost in memory; results of such a tensor have the same layout."""
     if len(shape) < 3:
         return False
     if shape[1] == 1:
@@ -154,10 +154,10 @@ def window_output(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[int, ...]:
-    """How often a window fits along each axis.
+    """The output extents: how often a window fits along each padded axis.
 
     Raises:
-        GraphError: it does not fit once.
+        GraphError: the window does not fit once.
     """
     result = []
     for axis, length in enumerate(size):
@@ -173,7 +173,7 @@ def window_output(
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]], what: str) -> tuple[int, ...]:
-    """The common shape; all have the same number of dimensions, sizes are equal or 1."""
+    """The common shape of shapes with equally many dimensions, whose sizes are equal or 1."""
     if len({len(shape) for shape in shapes}) != 1:
         raise GraphError(
             f"{what}: shapes {', '.join(map(str, shapes))} differ in their number of dimensions; "

@@ -1,7 +1,8 @@
-"""Timing GPU work fairly: a short screening, then the best ones in turn.
+"""Times alternative GPU computations fairly: a short screening, then interleaved rounds.
 
-Kernels at batch 1 take less time than Python needs to launch one, so every contestant is captured
-into a CUDA graph, short ones many times over, and the replay is timed behind a kernel that waits.
+Kernels at batch 1 take less time than Python needs to launch one.  So each contestant is captured
+into a CUDA graph, short ones repeatedly, and the replay is timed after a kernel that keeps the GPU
+busy while the host enqueues it.
 """
 
 from __future__ import annotations
@@ -21,25 +22,26 @@ log = logging.getLogger(__name__)
 Run = Callable[[], object]
 
 GOAL_MS = 0.25
-"""How long one timed replay should take at least."""
+"""The duration in milliseconds that one timed replay should have at least."""
 
 MOST_RUNS = 20
+"""The largest number of runs in one replay."""
 
 _HOPELESS = 2.0
-"""How many times the least time a contestant takes that is not timed further."""
+"""A contestant that takes longer than this multiple of the least time is not timed further."""
 
 _LAUNCHED_MS = 0.02
-"""What the launches of a single run from Python may add to it."""
+"""The milliseconds that launches from Python may add to the time of a single run."""
 
 WAIT_CYCLES = 200_000
-"""Of the GPU's clock, about 0.1 ms: longer than it takes to launch a graph from Python."""
+"""Cycles of the GPU's clock, about 0.1 ms: longer than launching a graph from Python takes."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """``run`` starts the work on CuPy's current stream.
+    """One of the computations that are compared; ``run`` enqueues it on CuPy's current stream.
 
-    ``repeat`` returns a function that starts it that many times; without it the runs are
+    ``repeat(count)`` returns a function that enqueues it ``count`` times; without it the runs are
     captured into a CUDA graph.
     """
 
@@ -56,10 +58,10 @@ def race(
 ) -> list[float | None]:
     """The time of each contestant in milliseconds, None for those that failed.
 
-    All are run a few times; those that are not far slower than the best are timed roughly, and
-    those of them within ``margin`` of the best, at most ``finalists``, in turn for ``rounds``
-    rounds, and their least time counts.  The others keep the time that they have, which is never
-    below that of the best.  Meanwhile no other process races on this GPU.
+    All are run a few times, and those that are not far slower than the best are timed roughly.
+    Those of them within ``margin`` of the best, at most ``finalists``, are timed again in
+    ``rounds`` interleaved rounds, and their least time counts.  The others keep their first time,
+    raised to the final time of the best where it is below.  The lock of the GPU is held meanwhile.
     """
     cupy().cuda.get_current_stream().synchronize()  # the inputs may still be on their way
     with turn(cupy().cuda.runtime.getDevice()), timing_stream() as stream:
@@ -73,17 +75,17 @@ def race(
             t if r is None else _roughly(r, stream) for r, t in zip(replays, once, strict=True)
         ]
         times: list[float | None] = list(rough)
-        order = sorted((t, i) for i, t in enumerate(rough) if t is not None)
-        if not order:
+        ranking = sorted((t, i) for i, t in enumerate(rough) if t is not None)
+        if not ranking:
             return times
-        last = {
+        final = {
             i: replay
-            for t, i in order[:finalists]
-            if t <= margin * order[0][0] and (replay := replays[i]) is not None
+            for t, i in ranking[:finalists]
+            if t <= margin * ranking[0][0] and (replay := replays[i]) is not None
         }
-        best = dict.fromkeys(last, math.inf)
+        best = dict.fromkeys(final, math.inf)
         for _ in range(rounds):
-            for index, replay in last.items():
+            for index, replay in final.items():
                 best[index] = min(best[index], _timed(replay, stream))
         for index, value in best.items():
             times[index] = value
@@ -92,9 +94,10 @@ def race(
 
 
 def sample(contestant: Contestant, *, rounds: int = 30, limit_ms: float = 250.0) -> list[float]:
-    """The times of one contestant in milliseconds, for who asks how they vary: one of each round,
-    of which there are fewer, 7 at least, where they would take longer than ``limit_ms`` together.
-    It is empty if the contestant failed.
+    """The times of one contestant in milliseconds, one per round, to show how they vary.
+
+    Where ``rounds`` would take longer than ``limit_ms`` together there are fewer, but at least 7.
+    The list is empty if the contestant failed.
     """
     cupy().cuda.get_current_stream().synchronize()  # the inputs may still be on their way
     with turn(cupy().cuda.runtime.getDevice()), timing_stream() as stream:
@@ -109,7 +112,7 @@ def sample(contestant: Contestant, *, rounds: int = 30, limit_ms: float = 250.0)
 def timing_stream() -> Any:
     """The stream of the current device on which everything is timed.
 
-    One that stays, since workspaces are kept per stream.
+    It is created once per device, since workspaces are kept per stream.
     """
     device = cupy().cuda.runtime.getDevice()
     if device not in _streams:
@@ -122,7 +125,7 @@ _streams: dict[int, Any] = {}
 
 @cache
 def _wait() -> Any:
-    """A kernel that keeps the GPU busy while the host prepares what is timed.
+    """The kernel that keeps the GPU busy while the host enqueues what is timed.
 
     Without it the time between two events includes the launch from Python, which takes longer
     than many convolutions.
@@ -140,12 +143,14 @@ extern "C" __global__ void minidnn_wait(long long cycles) {
 
 
 def keep_busy(cycles: int) -> None:
-    """Keeps the GPU busy for so many cycles of its clock, in order on CuPy's current stream."""
+    """Keeps the GPU busy for ``cycles`` of its clock, in order on CuPy's current stream."""
     _wait()((1,), (1,), (cycles,))
 
 
 @dataclass(frozen=True)
 class _Replay:
+    """``start`` enqueues ``count`` runs of a contestant on the timing stream."""
+
     start: Run
     count: int
 
@@ -157,7 +162,7 @@ def _roughly(replay: _Replay, stream: Any) -> float:
 
 
 def _once(contestant: Contestant, stream: Any) -> float | None:
-    """The time of a run, behind one that loads kernels and shows failures."""
+    """The milliseconds of one run, after a warm-up that loads kernels; None if it fails."""
     try:
         contestant.run()
         stream.synchronize()
@@ -167,7 +172,7 @@ def _once(contestant: Contestant, stream: Any) -> float | None:
 
 
 def _replay(contestant: Contestant, once: float, stream: Any) -> _Replay:
-    """Runs that take long enough together to be timed, where one takes ``once``."""
+    """A replay of enough runs to be timed, where one takes ``once`` milliseconds."""
     count = min(MOST_RUNS, math.ceil(GOAL_MS / max(once, 0.001)))
     if contestant.repeat is not None:
         start = contestant.repeat(count)
@@ -179,7 +184,7 @@ def _replay(contestant: Contestant, once: float, stream: Any) -> _Replay:
 
 
 def _repeated(run: Run, count: int, stream: Any) -> Run:
-    """The runs as one CUDA graph, or one after another where they cannot be captured."""
+    """A function that enqueues the runs: as one CUDA graph, or one by one where capture fails."""
     try:
         return _captured(run, count, stream)
     except (CuDNNError, cupy().cuda.runtime.CUDARuntimeError) as error:
@@ -206,6 +211,7 @@ def _captured(run: Run, count: int, stream: Any) -> Run:
 
 
 def _timed(replay: _Replay, stream: Any) -> float:
+    """The milliseconds that one run of a replay takes."""
     cuda = cupy().cuda
     before, after = cuda.Event(), cuda.Event()
     keep_busy(WAIT_CYCLES)
@@ -217,9 +223,9 @@ def _timed(replay: _Replay, stream: Any) -> float:
 
 
 def capture(stream: Any, enqueue: Callable[[], object]) -> Any:
-    """The CUDA graph of what ``enqueue`` starts on ``stream``, a CuPy stream.
+    """The CUDA graph of the work that ``enqueue`` starts on ``stream``, a CuPy stream.
 
-    CuPy captures in CUDA's relaxed mode: other threads may do everything meanwhile but wait for
+    CuPy captures in CUDA's relaxed mode: other threads may do anything meanwhile but synchronize
     the whole device, which fails while any of its streams is captured.
     """
     stream.begin_capture()
