@@ -92,7 +92,7 @@ def _size_text(count: float) -> str:
     return f"{count:.2f} GB"
 
 
-#: Bytes that are read from a response at once.
+#: Bytes that are read from a response at once, at most; also the least progress that counts.
 CHUNK = 1 << 18
 #: The largest file that is downloaded, in bytes.
 MAX_BYTES = 4 << 30
@@ -395,7 +395,7 @@ def download(
 
     Raises:
         DownloadError: the URL is not http or https; the server refuses; every attempt failed (the
-            partial file is kept); the hash is wrong (the file is deleted); the disk is full.
+            partial file is kept); the hash is wrong (the file is emptied); the disk is full.
         KeyboardInterrupt: passed on; the partial file is kept.
     """
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
@@ -419,8 +419,8 @@ def download(
                 if _is_right(transfer, hash_prefix):
                     return
             except TryAgain as error:
-                # Failures count anew only after the file has grown: a server that always disconnects
-                # at the same offset must not be tried forever.
+                # Failures are counted anew only if the file has grown: a server that always
+                # disconnects at the same offset must not be tried forever.
                 failed = 1 if transfer.size >= best + CHUNK else failed + 1
                 best = max(best, transfer.size)
                 reached = reached or not isinstance(error, Unreachable)
@@ -445,7 +445,7 @@ def _gave_up(transfer: Transfer, error: TryAgain, attempts: int) -> DownloadErro
 
 
 def _is_right(transfer: Transfer, hash_prefix: str) -> bool:
-    """Compares the hash, and deletes a file with a wrong one.
+    """Compares the hash, and empties a file with a wrong one.
 
     Returns False if that file was resumed, so that a new download may be right; raises
     DownloadError otherwise.
