@@ -1,4 +1,4 @@
-"""Reads the pickles of state dicts without executing anything that stands in them.
+"""Reads the pickles of state dicts without executing anything that is in them.
 
 A pickle is a program for a small stack machine.  Python's own machine imports and calls whatever
 the program names; this one can do neither.  A global is a name and nothing else.  The globals in a

@@ -157,14 +157,14 @@ def find_known(name: str) -> KnownWeights | None:
     if not _PLAIN.fullmatch(name):
         return None
     head, _, version = name.partition(".")
-    found = [known for known in KNOWN_WEIGHTS if head in (known.network, known.enum)]
+    matches = [known for known in KNOWN_WEIGHTS if head in (known.network, known.enum)]
     if version not in ("", "DEFAULT"):
-        versions = ", ".join(known.version for known in found)
-        found = [known for known in found if known.version == version]
-        if versions and not found:
+        versions = ", ".join(known.version for known in matches)
+        matches = [known for known in matches if known.version == version]
+        if versions and not matches:
             raise WeightsError(f"weights {name!r} are not known; versions of {head}: {versions}")
-    if found:
-        return found[-1]
+    if matches:
+        return matches[-1]
     names = list(dict.fromkeys(known.network for known in KNOWN_WEIGHTS))
     close = difflib.get_close_matches(head.lower().removesuffix("_weights"), names, 1)
     hint = f"did you mean {close[0]!r}? " if close else ""

@@ -62,10 +62,10 @@ def parameters_in(path: Any, states: Mapping[str, _T], part: Any = None) -> dict
     so.  ``part`` selects one of :data:`PARTS`; WeightsError is raised if the checkpoint lacks it.
     """
     states = states if any(_MARK in name for name in states) else renamed(states)
-    own = {name: state for name, state in states.items() if not is_kept_beside(name)}
+    parameters = {name: state for name, state in states.items() if not is_kept_beside(name)}
     averages = {
         name: states[state_name("average", name)]
-        for name in own
+        for name in parameters
         if state_name("average", name) in states
     }
     if part is not None and (part not in PARTS or (part == "average" and not averages)):
@@ -81,4 +81,4 @@ def parameters_in(path: Any, states: Mapping[str, _T], part: Any = None) -> dict
             MiniDNNWarning,
             stacklevel=4,
         )
-    return own if part == "parameters" else {**own, **averages}
+    return parameters if part == "parameters" else {**parameters, **averages}

@@ -17,7 +17,7 @@ from minidnn._torch_internals import OpOverload
 from minidnn.frontends.torch.aten.call import arguments_of, key_of
 
 #: Operations that read an operand's shape and dtype alone, and the number that they fill a tensor
-#: with; None stands for the argument ``fill_value`` or ``value``.  Empty tensors are filled with 0.
+#: with; None stands for the argument ``fill_value`` or ``value``.  ``empty_like`` gives zeros.
 _FILLED: dict[str, float | None] = {
     "fill.Scalar": None,
     **dict.fromkeys(("zeros_like.default", "new_zeros.default"), 0),
@@ -30,22 +30,22 @@ _FILLED: dict[str, float | None] = {
 def constants(graph: Graph, held: Iterable[Node]) -> dict[Node, None]:
     """The constant nodes of a graph, in its order: ``held`` ones, and operations that always give
     the same result and have no operands but constants."""
-    found = dict.fromkeys(held)
+    known = dict.fromkeys(held)
     for node in graph.nodes:
         if node.op == "get_attr" and isinstance(node.meta.get("val"), torch.Tensor):
-            found[node] = None  # such as that of ``torch.tensor(2)``
+            known[node] = None  # such as that of ``torch.tensor(2)``
         if node.op != "call_function":
             continue
         operands = node.all_input_nodes
         if node.target is operator.getitem:
-            is_constant = node.args[0] in found
+            is_constant = node.args[0] in known
         elif operands:
-            is_constant = _always_the_same(node) and all(operand in found for operand in operands)
+            is_constant = _always_the_same(node) and all(operand in known for operand in operands)
         else:
             is_constant = _always_the_same(node) and _is_made(node)
         if is_constant:
-            found[node] = None
-    return found
+            known[node] = None
+    return known
 
 
 def _always_the_same(node: Node) -> bool:

@@ -232,8 +232,8 @@ class _Values:
         if entry is None:
             raise Refused(why_left(key_of(node)))
         with _scope(self._trace, node):
-            found = entry.converter(AtenCall(node, self))
-        self._found[node] = found
+            results = entry.converter(AtenCall(node, self))
+        self._found[node] = results
         for value, expected in zip(self.all_of(node), _results(node), strict=True):
             if value is not None and value.type != type_of(expected):
                 raise Refused(f"it would give {value.type}, PyTorch gives {type_of(expected)}")

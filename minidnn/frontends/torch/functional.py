@@ -127,9 +127,9 @@ def _functional(
     if trained and (enabled or any(switches_on(node) for node in graph.nodes)):
         taped = _detach(graph, placeholders, args, enabled)
         for position, node in writes:
-            given, result = args[placeholders.index(node)], results[position]
+            argument, result = args[placeholders.index(node)], results[position]
             # PyTorch allows a write to a leaf past its tape alone: by ``.data``, or without it.
-            hidden = result not in taped or (given.requires_grad and given.is_leaf)
+            hidden = result not in taped or (argument.requires_grad and argument.is_leaf)
             if not hidden and (is_tracked(result) or is_tracked(node)):
                 untaped.remove(node)
             elif is_tracked(node):
@@ -299,8 +299,8 @@ def _exit(begun: tuple[Any, Any]) -> None:
 def _prepared(piece: GraphModule) -> GraphModule:
     """Returns a copy of the piece that AOTAutograd can trace.
 
-    - Autocast blocks are entered while the piece is traced.  PyTorch only records them there, so
-      results would get the wrong dtypes.
+    - Autocast blocks are entered while the piece is traced.  PyTorch would only record them, and
+      infer the wrong dtypes for results.
     - Blocks under ``torch.utils.checkpoint`` are called directly: each part decides itself what it
       keeps for its gradients and what it recomputes.
     - Calls that return an operand, or a view of one, without declaring it are replaced by ones that
@@ -418,16 +418,16 @@ def rewritten(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return _Rewritten.apply(before, after)
 
 
-def _give_gradients(graph: Graph, given: Node, written: Node, taped: set[Node]) -> None:
+def _give_gradients(graph: Graph, placeholder: Node, written: Node, taped: set[Node]) -> None:
     """Passes gradients by a value that was written to an argument, without gradient mode, on to the
     argument.
 
-    given: the argument's placeholder; written: the node of its last value; taped: the nodes that
+    placeholder: that of the argument; written: the node of its last value; taped: the nodes that
         run with gradient mode.
 
     Raises UnsupportedError where the argument is read between two writes to it.
     """
-    derived: set[Node] = {given}
+    derived: set[Node] = {placeholder}
     for node in graph.nodes:
         off = node.op == "call_function" and node not in taped
         if off and any(operand in derived for operand in node.all_input_nodes):
@@ -436,18 +436,18 @@ def _give_gradients(graph: Graph, given: Node, written: Node, taped: set[Node]) 
     chain, pending = {written}, [written]
     while pending:
         for operand in pending.pop().all_input_nodes:
-            if operand in derived and operand not in chain and operand is not given:
+            if operand in derived and operand not in chain and operand is not placeholder:
                 chain.add(operand)
                 pending.append(operand)
     for node in chain - {written}:
         if node.target is not _DETACH and any(user in taped for user in node.users):
             raise UnsupportedError(
-                f"{given.name} requires a gradient and is read between writes to it, where "
+                f"{placeholder.name} requires a gradient and is read between writes to it, where "
                 "gradients are off"
             )
     if readers:
         with graph.inserting_after(written):
-            value = graph.call_function(rewritten, (given, written))
+            value = graph.call_function(rewritten, (placeholder, written))
         value.meta = {**written.meta, _TRACKED: True}
         for reader in readers:
             reader.replace_input_with(written, value)

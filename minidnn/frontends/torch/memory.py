@@ -113,22 +113,25 @@ def share_results(graph: Graph, writes: Sequence[tuple[int, Node]]) -> None:
     memory = Memory(graph)
     output = next(node for node in graph.nodes if node.op == "output")
     results: Any = output.args[0]
-    made = {results[position]: target for position, target in writes}
+    replacements = {results[position]: target for position, target in writes}
     returned = set(range(len(results))) - {position for position, _ in writes}
     families: dict[frozenset[int], dict[Node, None]] = {}
     for position in sorted(returned):
         if isinstance(results[position], Node):
             families.setdefault(memory.of(results[position]), {})[results[position]] = None
     external = {
-        s for node in (*graph.nodes, *made) if _is_given(node, made) for s in memory.of(node)
+        s
+        for node in (*graph.nodes, *replacements)
+        if _is_given(node, replacements)
+        for s in memory.of(node)
     }
     for storages, family in families.items():
         if len(storages) == 1 and (storages & external or _meet(list(family))):
             for result in family:
-                _share(result, memory, output, made)
+                _share(result, memory, output, replacements)
     output.args = (
         [
-            made.get(result, result) if position in returned else result
+            replacements.get(result, result) if position in returned else result
             for position, result in enumerate(results)
         ],
     )
@@ -138,21 +141,21 @@ def _is_given(node: Node, written: Mapping[Node, Node]) -> bool:
     return node.op in ("placeholder", "get_attr") or node in written
 
 
-def _share(node: Node, memory: Memory, before: Node, made: dict[Node, Node]) -> Node:
+def _share(node: Node, memory: Memory, before: Node, copies: dict[Node, Node]) -> Node:
     """Returns a copy of the chain of views that leads to a node, inserted before ``before``; the
     node itself where it is no view.
 
-    made: the copies by original node, which is extended here.
+    copies: the copies by original node; extended here.
     """
-    if node not in made:
-        made[node] = node
+    if node not in copies:
+        copies[node] = node
         viewed = memory.viewed(node) if node.op == "call_function" else []
         if viewed:
-            copies = {each: _share(each, memory, before, made) for each in viewed}
+            views = {each: _share(each, memory, before, copies) for each in viewed}
             with before.graph.inserting_before(before):
-                made[node] = before.graph.node_copy(node, lambda each: copies.get(each, each))
-            made[node].meta[SHARED] = True
-    return made[node]
+                copies[node] = before.graph.node_copy(node, lambda each: views.get(each, each))
+            copies[node].meta[SHARED] = True
+    return copies[node]
 
 
 def _meet(family: Sequence[Node]) -> bool:

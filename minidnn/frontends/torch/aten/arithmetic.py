@@ -187,8 +187,8 @@ def clamp_between(call: AtenCall) -> Any:
     if call.trained and IS_SHARED and len(names) == 2:
         body = _between(argument(0), argument(1), argument(2))
     else:
-        for place, name in enumerate(names, 1):
-            body = limits[name](body, argument(place))
+        for position, name in enumerate(names, 1):
+            body = limits[name](body, argument(position))
     tensors = 1 + len(names)
     return apply(ops.Formula(body, tensors=tensors, title="Clamp"), *operands(call, "self", *names))
 
@@ -206,8 +206,8 @@ def _below(x: Expression, high: Expression) -> Expression:
 def _between(x: Expression, low: Expression, high: Expression) -> Expression:
     """``x`` clamped between two tensors.
 
-    Where ``x`` equals one of two different bounds, each of both gets half of the gradient.  Where
-    bounds are NaN or in the wrong order, gradients are those of PyTorch.
+    Where ``x`` equals one of two different bounds, it and the bound get half of the gradient each.
+    Where bounds are NaN or in the wrong order, gradients are those of PyTorch.
     """
     of_low = where(low <= high, low, 0.0 * (x + high))  # NaN without a gradient
     of_high = where(low <= high, high, 0.0 * (x + low))

@@ -368,9 +368,9 @@ def triangle(call: AtenCall) -> Any:
     return apply(ops.Formula(body, tensors=2, title="Triangle", dtype=x.dtype), x, kept)
 
 
-def _taken(x: Value, places: Mapping[int, Sequence[int]]) -> Value:
+def _taken(x: Value, by_axis: Mapping[int, Sequence[int]]) -> Value:
     """Gathers the elements at these indices along each of these axes."""
-    indices = [tuple(places[axis]) if axis in places else None for axis in range(x.type.rank)]
+    indices = [tuple(by_axis[axis]) if axis in by_axis else None for axis in range(x.type.rank)]
     return apply(ops.Take(tuple(indices)), x)
 
 

@@ -145,7 +145,7 @@ def all_(call: AtenCall) -> Any:
 
 
 def _of_bools(call: AtenCall, how: How) -> Value:
-    """Whether any element (``how="max"``) or all elements (``"min"``) are not zero; NaN is not."""
+    """Whether any element (``how="max"``) or all elements (``"min"``) are nonzero, as NaN is."""
     nonzero = apply(
         ops.Formula(1.0 - equal(argument(0), 0.0), title="Counts", dtype="int32"),
         call.tensor("self"),
