@@ -1,1 +1,1 @@
-"""Front ends: models that something else wrote, as graphs."""
+"""Front ends: they convert models that were not written with minidnn's layers to graphs."""

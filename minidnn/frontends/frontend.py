@@ -1,8 +1,9 @@
-"""What a front end is, and which there are.
+"""The protocol of front ends, and the search for the one that accepts a model.
 
-A front end makes a graph of a model that was not written with minidnn's layers: a file, or an
-object of another library.  Third parties add one by an entry point in the group
-``minidnn.frontends`` whose object is a function without arguments that gives a :class:`FrontEnd`.
+A front end converts a model that was not written with minidnn's layers, such as a file or an object
+of another library, to a graph.  Third parties add one by an entry point in the group
+``minidnn.frontends``, whose object is a function without arguments that returns a
+:class:`FrontEnd`.
 """
 
 from __future__ import annotations
@@ -19,94 +20,99 @@ from minidnn.third_parties import FRONTENDS, broken, entries, make
 
 @runtime_checkable
 class FrontEnd(Protocol):
-    """A kind of models that graphs can be made of."""
+    """Converts models of one kind to graphs."""
 
     name: str
-    #: What it takes, for messages: "paths that end in .onnx".
+    #: The models that it accepts, for messages: "paths that end in .onnx".
     takes: str
 
     def accepts(self, network: object) -> bool:
-        """Whether ``network`` is of its kind; cheap, and imports no optional dependency."""
+        """Whether ``network`` is a model of this kind.  The check is cheap, and imports no optional
+        dependency."""
 
     def to_graph(self, network: Any, shape: Any) -> Graph:
-        """The graph for inputs of these shapes: one shape, a sequence or a dict of them, or None
-        where the model says it.
+        """Returns the graph for inputs of these shapes: one shape, a sequence or a dict of shapes,
+        or None where the model itself has them.
 
-        Raises UnsupportedError with all that cannot be taken at once, GraphError if the model is
-        malformed or the shapes do not fit, DeviceError if a library that it needs is missing.
+        Raises UnsupportedError, which lists everything that is not supported, GraphError if the
+        model is malformed or the shapes do not fit, DeviceError if a required library is missing.
         """
 
 
 @runtime_checkable
 class OpeningFrontEnd(FrontEnd, Protocol):
-    """A front end that can read a model once, for graphs of several sizes."""
+    """A front end that reads a model once and makes graphs for several sizes from it."""
 
     def open(self, network: Any) -> Any:
-        """What it takes in place of ``network``, and what does not change when a file does.
+        """Returns an object that the front end accepts in place of ``network``, and that does not
+        change when a file does.
 
-        Raises what ``to_graph`` raises, and GraphError if the model has but one size.
+        Raises what ``to_graph`` raises, and GraphError if the model has a single fixed size.
         """
 
 
 @runtime_checkable
 class SizingFrontEnd(FrontEnd, Protocol):
-    """A front end that can tell of a model whether its graph is the same for all sizes."""
+    """A front end that can tell whether a model's graph depends on sizes in an arbitrary way."""
 
     def looks_at_sizes(self, network: Any) -> bool:
-        """Whether two graphs for different sizes may not show what those of others are."""
+        """Whether the graph for other sizes may differ in ways that the graphs for two sizes do not
+        show."""
 
 
 @runtime_checkable
 class RangingFrontEnd(OpeningFrontEnd, Protocol):
-    """A front end of models that may say the ranges of their sizes."""
+    """A front end for models that may define ranges of their sizes."""
 
     def own_sizes(self, network: Any) -> tuple[Any, Any]:
-        """What it takes in place of ``network``, and the shapes of its inputs with named sizes;
-        None where it says none."""
+        """Returns an object that the front end accepts in place of ``network``, and the shapes of
+        its inputs with named sizes, or None if the model defines none."""
 
 
 def own_sizes(network: Any) -> tuple[Any, Any]:
-    """What stands for a model from now on, and the shapes of its inputs with the named sizes that
-    it says itself; None if it says none."""
-    found = ask(network).found
-    return found.own_sizes(network) if isinstance(found, RangingFrontEnd) else (network, None)
+    """Returns the object to use in place of a model, and the shapes of its inputs with the named
+    sizes that it defines itself, or None if it defines none."""
+    frontend = ask(network).found
+    return frontend.own_sizes(network) if isinstance(frontend, RangingFrontEnd) else (network, None)
 
 
 def reads_code(network: Any) -> bool:
-    """Whether graphs of a model come from code that is run for each size."""
+    """Whether a model is code, which is run to make the graph for each size."""
     return not isinstance(ask(network).found, OpeningFrontEnd)
 
 
 def open_model(network: Any) -> Any:
-    """A model that was read once, or ``network`` itself if that needs no reading."""
-    found = ask(network).found
-    return found.open(network) if isinstance(found, OpeningFrontEnd) else network
+    """Reads a model once for graphs of several sizes; returns ``network`` itself where its front
+    end does not read models."""
+    frontend = ask(network).found
+    return frontend.open(network) if isinstance(frontend, OpeningFrontEnd) else network
 
 
 def looks_at_sizes(network: Any) -> bool:
-    """Whether two graphs of a model for different sizes may not show what those of others are."""
-    found = ask(network).found
-    return found.looks_at_sizes(network) if isinstance(found, SizingFrontEnd) else True
+    """Whether a model's graph for other sizes may differ in ways that the graphs for two sizes do
+    not show."""
+    frontend = ask(network).found
+    return frontend.looks_at_sizes(network) if isinstance(frontend, SizingFrontEnd) else True
 
 
 def _onnx() -> FrontEnd:
-    found: FrontEnd = import_module("minidnn.frontends.onnx.frontend").OnnxFrontEnd()
-    return found
+    frontend: FrontEnd = import_module("minidnn.frontends.onnx.frontend").OnnxFrontEnd()
+    return frontend
 
 
 def _saved() -> FrontEnd:
-    found: FrontEnd = import_module("minidnn.frontends.own").SavedFrontEnd()
-    return found
+    frontend: FrontEnd = import_module("minidnn.frontends.own").SavedFrontEnd()
+    return frontend
 
 
 def _zoo() -> FrontEnd:
-    found: FrontEnd = import_module("minidnn.frontends.own").ZooFrontEnd()
-    return found
+    frontend: FrontEnd = import_module("minidnn.frontends.own").ZooFrontEnd()
+    return frontend
 
 
 def _torch() -> FrontEnd:
-    found: FrontEnd = import_module("minidnn.frontends.torch.frontend").TorchFrontEnd()
-    return found
+    frontend: FrontEnd = import_module("minidnn.frontends.torch.frontend").TorchFrontEnd()
+    return frontend
 
 
 _BUILT_IN: dict[str, Callable[[], FrontEnd]] = {
@@ -119,12 +125,12 @@ _BUILT_IN: dict[str, Callable[[], FrontEnd]] = {
 
 @dataclass
 class Asked:
-    """The front ends' answer to a network.
+    """The result of asking all front ends whether they accept a network.
 
     Attributes:
-        found: the first that accepts it, ours first.
-        takes: what those take that do not, for messages.
-        broken: what is wrong with those of third parties that could not be asked.
+        found: the first front end that accepts it, built-in ones first; None if there is none.
+        takes: the models that the other front ends accept, for messages.
+        broken: the errors of third parties' front ends that could not be asked.
     """
 
     found: FrontEnd | None = None
@@ -133,16 +139,16 @@ class Asked:
 
     @property
     def complaint(self) -> str:
-        """What is broken, to be added to the message of an error."""
+        """The errors of broken front ends, to be appended to an error message."""
         return "".join(f"; {text}" for text in self.broken)
 
 
 def ask(network: object) -> Asked:
-    """Asks the front ends, until one accepts ``network``; those of third parties are imported
-    only if none of ours does."""
+    """Asks front ends in turn until one accepts ``network``.  Those of third parties are imported
+    only if no built-in one accepts it."""
     asked = Asked()
-    for _, ours in sorted(_BUILT_IN.items()):
-        if _accepts(ours(), network, asked):
+    for _, built_in in sorted(_BUILT_IN.items()):
+        if _accepts(built_in(), network, asked):
             return asked
     for entry in entries(FRONTENDS):
         if entry.name in _BUILT_IN:
@@ -152,14 +158,14 @@ def ask(network: object) -> Asked:
                 return asked
         except DeviceError as error:
             asked.broken.append(str(error))
-        except Exception as error:  # whatever its own code does
+        except Exception as error:  # third-party code may raise anything
             asked.broken.append(str(broken(entry, error)))
     return asked
 
 
-def _accepts(each: FrontEnd, network: object, asked: Asked) -> bool:
-    if each.accepts(network):
-        asked.found = each
+def _accepts(frontend: FrontEnd, network: object, asked: Asked) -> bool:
+    if frontend.accepts(network):
+        asked.found = frontend
         return True
-    asked.takes.append(each.takes)
+    asked.takes.append(frontend.takes)
     return False

@@ -1,6 +1,6 @@
-"""The front ends of minidnn's own networks: names of the zoo, and files that ``save_graph`` wrote.
+"""The front ends for minidnn's own networks: names of the zoo, and files that ``save_graph`` wrote.
 
-It is told here, too, what a text means that could be a name.
+A text given as a network may be a name or a path; :func:`is_path` decides which.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from minidnn.weights import KNOWN_WEIGHTS, find_known
 
 
 class ZooFrontEnd:
-    """Networks of the zoo by name: ``"resnet18"`` with random weights, with published ones
-    ``"resnet18.DEFAULT"``, ``"resnet50.IMAGENET1K_V1"`` or ``"ResNet18_Weights.DEFAULT"``."""
+    """Makes networks of the zoo by name: ``"resnet18"`` has random weights;
+    ``"resnet18.DEFAULT"``, ``"resnet50.IMAGENET1K_V1"`` and ``"ResNet18_Weights.DEFAULT"`` have
+    published ones."""
 
     name = "zoo"
     takes = "names of the zoo's networks"
 
     def accepts(self, network: object) -> bool:
-        """Whether it is the name of a network, with or without its published weights."""
+        """Whether ``network`` is the name of a network, with or without published weights."""
         return isinstance(network, str) and _is_known(network) and not is_path(network)
 
     def open(self, network: Any) -> Layer:
-        found: Layer = network_of(network)
-        return found
+        layer: Layer = network_of(network)
+        return layer
 
     def to_graph(self, network: Any, shape: Any) -> Graph:
-        made = network_of(network)
-        return to_graph(made, (1, *made.input_shape) if shape is None else shape)
+        layer = network_of(network)
+        return to_graph(layer, (1, *layer.input_shape) if shape is None else shape)
 
 
 def network_of(name: str) -> Any:
-    """The network of the zoo that a name means, with published weights if it names them.
+    """Returns the zoo's network of this name, with published weights if the name includes them.
 
-    GraphError if there is no such network, WeightsError if no such weights.
+    Raises GraphError if there is no such network, WeightsError if it has no such weights.
     """
     head, dot, version = name.partition(".")
     if head in list_models():
@@ -57,8 +58,9 @@ def network_of(name: str) -> Any:
 
 
 def is_path(text: str) -> bool:
-    """Whether a text means a file: it has a folder or an extension, or only a file has that
-    name.  ``.DEFAULT`` and the like, which name weights, are no extensions."""
+    """Whether a text is the path of a file: it has a folder or an extension, or a file of this name
+    exists.  Names of the zoo's networks and weights are no paths; upper-case suffixes such as
+    ``.DEFAULT`` name weights, and are no extensions."""
     version = text.partition(".")[2]
     if _is_known(text) and (not version or version.isupper()):
         return False
@@ -66,7 +68,7 @@ def is_path(text: str) -> bool:
 
 
 def advice(text: str) -> str:
-    """What to do about a text that no front end takes, for the beginning of a message."""
+    """A hint about a text that no front end accepts, for the beginning of an error message."""
     if not is_path(text):
         close = get_close_matches(text, list_models(), 3)
         return f"did you mean {' or '.join(map(repr, close))}? " if close else ""
@@ -83,9 +85,9 @@ def advice(text: str) -> str:
 
 
 def _versions(head: str) -> list[str]:
-    """The published weights of a network."""
-    found = (known for known in KNOWN_WEIGHTS if head in (known.network, known.enum))
-    return ["DEFAULT", *(known.version for known in found)]
+    """The versions of a network's published weights."""
+    weights = (known for known in KNOWN_WEIGHTS if head in (known.network, known.enum))
+    return ["DEFAULT", *(known.version for known in weights)]
 
 
 def _is_known(text: str) -> bool:
@@ -94,14 +96,14 @@ def _is_known(text: str) -> bool:
 
 
 class SavedFrontEnd:
-    """Saved graphs, which have their weights, and their sizes or ranges of sizes."""
+    """Loads saved graphs, which include their weights, and their sizes or ranges of sizes."""
 
     name = "saved"
     takes = "files that save_graph wrote"
 
     def accepts(self, network: object) -> bool:
-        """Whether it is a graph for ranges of sizes, a path that ends in .safetensors, or a file
-        that begins like one."""
+        """Whether ``network`` is a graph for ranges of sizes, a path that ends in .safetensors, or
+        a file that begins like a safetensors file."""
         if isinstance(network, SizedGraph):
             return True
         if not isinstance(network, (str, os.PathLike)):
@@ -120,7 +122,7 @@ class SavedFrontEnd:
         )
 
     def looks_at_sizes(self, network: Any) -> bool:
-        """What follows from sizes stands in the file."""
+        """No: the file says how everything in the graph depends on sizes."""
         return False
 
     def own_sizes(self, network: Any) -> tuple[Any, Any]:
@@ -156,5 +158,8 @@ def _begins_like_one(path: str) -> bool:
             return False
         with open(path, "rb") as file:
             return file.read(9)[8:] == b"{"
-    except (OSError, ValueError):  # no file, or no name of one: whoever takes it will say so
+    except (
+        OSError,
+        ValueError,
+    ):  # no file, or an invalid path: another front end or ``advice`` reports it
         return False

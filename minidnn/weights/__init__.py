@@ -1,10 +1,11 @@
-"""Weights: files that hold them, and torchvision's from the network.
+"""Reads and writes weight files, and downloads torchvision's published weights.
 
-``load_weights`` and ``save_weights`` are what most need.  Nothing in a weight file is ever
-executed, and no file makes reading it take more than its own size plus 256 MiB of memory (twice
-its size where elements must be converted: bfloat16, foreign byte order, unaligned data).
+Most callers need ``load_weights`` and ``save_weights`` alone.  Nothing in a weight file is ever
+executed.  Reading a file takes at most its own size plus 256 MiB of memory (twice its size where
+elements are converted: bfloat16, foreign byte order, unaligned data), whatever is in it.
 
-``minidnn.weights.download`` is useful alone: it fetches any file with resume and hash check.
+``minidnn.weights.download`` can be used by itself: it fetches any file, resumes interrupted
+downloads and checks the hash.
 """
 
 from ._file import Unread

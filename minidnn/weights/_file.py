@@ -1,4 +1,8 @@
-"""A weight file mapped into memory, and arrays over its bytes."""
+"""A memory-mapped weight file, arrays over its bytes, and short texts for error messages.
+
+The readers of all formats use it: :mod:`.safetensors`, :mod:`.pytorch`, :mod:`._zip`,
+:mod:`._pickle`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from ..errors import WeightsError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Codes as in safetensors; NumPy's type without byte order.  BF16 is read as float32.
+# Dtype codes of safetensors, and NumPy's dtypes without byte order.  BF16 is read as float32.
 DTYPES = {
     "F64": "f8",
     "F32": "f4",
@@ -33,9 +37,10 @@ MAX_RANK = 32
 
 
 class _Brief(reprlib.Repr):
-    """Looks into nothing but plain lists, tuples and dicts: other containers print all they hold,
+    """A ``repr`` that descends into plain lists, tuples and dicts alone.
 
-    and a hostile pickle can make one whose text is exponentially long.
+    Other containers print all of their elements, and a hostile pickle can make one whose text is
+    exponentially long.
     """
 
     def __init__(self) -> None:
@@ -55,7 +60,7 @@ _brief = _Brief()
 
 
 def brief(value: object) -> str:
-    """The ``repr`` of something that a file said, cut to a bearable length and depth."""
+    """The ``repr`` of a value from a file, truncated in length and depth, for error messages."""
     return _brief.repr(value)
 
 
@@ -87,21 +92,26 @@ class Unread:
 
 
 def itemsize(code: str) -> int:
-    """Bytes of one element of a dtype code."""
+    """The size of an element with this dtype code, in bytes."""
     return np.dtype(DTYPES[code]).itemsize
 
 
 class MappedFile:
-    """A regular file, mapped for reading; it stays mapped while an array over it lives.
+    """A regular file, memory-mapped for reading; it stays mapped while an array over it exists.
+
+    Attributes:
+        path: of the file.
+        size: of the file, in bytes.
+        data: its content.
 
     Raises:
-        WeightsError: there is no such file, it is not a regular one, or it cannot be read.
+        WeightsError: there is no such file, it is not a regular file, or it cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            # Opening a named pipe would wait for its writer.
+            # Opening a named pipe would block until it has a writer.
             if not stat.S_ISREG(os.stat(self.path).st_mode):
                 raise self.error("is not a regular file")
             with open(self.path, "rb") as file:
@@ -113,7 +123,7 @@ class MappedFile:
                 raise self.error("is a compiled network, which minidnn.load(path) loads")
         except WeightsError:
             raise
-        except OSError as error:  # its text has the path, which stands here already
+        except OSError as error:  # not its text, which repeats the path
             raise self.error(f"cannot be read: {error.strerror or error}") from error
         except ValueError as error:
             raise self.error(f"cannot be read: {error}") from error
@@ -129,13 +139,14 @@ class MappedFile:
         float32, which holds each of its values exactly.
 
         Args:
-            code: one of :data:`DTYPES`.
-            offset: in bytes; the caller has checked that all lies within the file.
-            big: the elements are stored with their most significant byte first.
-            what: names the elements in an error.
+            code: the dtype, a key of :data:`DTYPES`.
+            offset: in bytes from the beginning of the file.
+            count: number of elements.
+            big: whether the elements are stored in big-endian byte order.
+            what: the name of the elements in error messages.
 
         Raises:
-            WeightsError: a BOOL is neither 0 nor 1.
+            WeightsError: the elements exceed the file, or a BOOL is neither 0 nor 1.
         """
         stored = np.dtype(DTYPES[code]).newbyteorder(">" if big else "<")
         end = offset + count * stored.itemsize
@@ -144,14 +155,14 @@ class MappedFile:
         # frombuffer refuses to make an empty array
         flat = np.frombuffer(self.data, stored, count, offset) if count else np.empty(0, stored)
         if code == "BF16":
-            wide = np.empty(count, np.uint32)
-            np.left_shift(flat, np.uint32(16), out=wide, dtype=np.uint32)
-            flat = wide.view(np.float32)
+            bits = np.empty(count, np.uint32)
+            np.left_shift(flat, np.uint32(16), out=bits, dtype=np.uint32)
+            flat = bits.view(np.float32)
         elif code == "BOOL":
             if count and flat.max() > 1:
-                at = int(flat.argmax())
+                index = int(flat.argmax())
                 raise self.error(
-                    f"{what}: element {at} of BOOL data is {int(flat[at])}; valid are 0 and 1"
+                    f"{what}: element {index} of BOOL data is {int(flat[index])}; valid are 0 and 1"
                 )
             flat = flat.view(np.bool_)
         elif not flat.dtype.isnative or not flat.flags.aligned:

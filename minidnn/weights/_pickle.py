@@ -1,17 +1,18 @@
-"""Reads the pickles of state dicts without executing anything that stands in them.
+"""Reads the pickles of state dicts without executing anything that is in them.
 
 A pickle is a program for a small stack machine.  Python's own machine imports and calls whatever
-the program names; this one has no way to do either.  A global is a text, and stays one.  Those of a
-closed table are tensors and dicts: "calling" one makes a plain record of this module.  "Calling"
-any other, whatever it is, gives an :class:`Opaque` object that remembers nothing but the text; what
-is put into it is dropped.  So a checkpoint may hold anything beside its weights.
+the program names; this one can do neither.  A global is a name and nothing else.  The globals in a
+closed table construct tensors and dicts: "calling" one makes a plain record (:mod:`._records`).
+"Calling" any other global gives an :class:`Opaque` object that keeps the global's name alone;
+items and attributes that are set on it are dropped.  So a checkpoint may hold any objects besides
+its weights.
 
-The instructions are those of protocols 2 to 5 (protocols 0 and 1 are left out, and buffers outside
-of the pickle).  Source: Python's ``pickletools``, which documents every one.
+Supported are protocols 2 to 5, without out-of-band buffers.  Source: Python's ``pickletools``,
+which documents every instruction.
 
-Bounds: a pickle runs at most :data:`MAX_STEPS` instructions, reads at most :data:`MAX_BYTES` of
-texts and bytes (what goes beyond is opaque), and never recurses, so neither time nor memory can
-explode; 256 MiB of objects are never exceeded.
+Limits: a pickle runs at most :data:`MAX_STEPS` instructions, keeps at most :data:`MAX_BYTES` of
+texts and bytes (longer ones are opaque), and never recurses, so time and memory are bounded: its
+objects never exceed 256 MiB.
 """
 
 from __future__ import annotations
@@ -27,14 +28,21 @@ from ._records import FOREIGN_STORAGES, STORAGE_CODES, Global, Opaque, StorageRe
 
 MAX_BYTES = 16 << 20
 MAX_STEPS = 1_000_000
+#: Bytes of the longest integer that is read; longer ones are opaque.
 _MAX_LONG = 32
+#: Integers of a smaller magnitude are kept as keys of dicts.
 _MAX_KEY = 2**60
 
+#: Characters of the module and of the name of a global that are kept.
 _LONGEST_NAME = 100
 
 
 class PickleMachine:
-    """Runs one pickle that begins at ``start`` of a file and ends before ``end``."""
+    """Runs one pickle, which begins at byte ``start`` of a file and ends before byte ``end``.
+
+    Attributes:
+        storages: the storages that its tensors refer to, by key.
+    """
 
     def __init__(self, file: MappedFile, start: int, end: int) -> None:
         self._file = file
@@ -49,10 +57,11 @@ class PickleMachine:
         self.storages: dict[str, StorageRecord] = {}
 
     def run(self) -> tuple[Any, int]:
-        """The object that the pickle describes, and where in the file it ends.
+        """Returns the object that the pickle describes, and the offset in the file where it ends.
 
         Raises:
-            WeightsError: the pickle is damaged, too large, or wants what no state dict needs.
+            WeightsError: the pickle is damaged, too large, or does something that no state dict
+                needs.
         """
         data, end = self._file.data, self._end
         while True:
@@ -89,7 +98,7 @@ class PickleMachine:
         return data
 
     def _content(self, count: int) -> bytes | None:
-        """The bytes of a text or of bytes; None, and unread, where all would be too many."""
+        """The next ``count`` bytes; None, and skipped, where the total would exceed the limit."""
         if self._read + count > MAX_BYTES and self._at + count <= self._end:
             self._at += count
             return None
@@ -142,14 +151,14 @@ class PickleMachine:
             raise self._error(f"has protocol {version}; valid are 2 to 5")
 
     def _frame(self) -> None:
-        self._take(8)  # how much follows: only a hint for readers of streams
+        self._take(8)  # the frame's size, a hint for readers of streams
 
     def _long(self, count: int) -> None:
         if count < 0:
             raise self._error(f"has an integer of {count} bytes")
         digits = self._take(count)
-        small = count <= _MAX_LONG  # whatever is larger is no size, and slow to print
-        self._push(int.from_bytes(digits, "little", signed=True) if small else Opaque("int"))
+        is_kept = count <= _MAX_LONG  # a longer one is no size, and slow to print
+        self._push(int.from_bytes(digits, "little", signed=True) if is_kept else Opaque("int"))
 
     def _text(self, count: int) -> None:
         data = self._content(count)
@@ -157,12 +166,12 @@ class PickleMachine:
         if data is not None:
             try:
                 text = data.decode("utf-8")
-            except UnicodeDecodeError:  # half a surrogate pair, which Python allows, stays opaque
+            except UnicodeDecodeError:  # a lone surrogate, which Python allows, stays opaque
                 self._decoded(data, "surrogatepass")
         self._push(text)
 
     def _bytes_as_text(self, count: int) -> None:
-        """Python 2 wrote its texts so, and its bytes; the texts in state dicts are ASCII."""
+        """Reads a Python 2 ``str``, a text or bytes; the texts of state dicts are ASCII."""
         self._bytes(count)
         if isinstance(self._stack[-1], bytes) and self._stack[-1].isascii():
             self._push(self._pop().decode("ascii"))
@@ -226,7 +235,7 @@ class PickleMachine:
         if isinstance(target, Opaque):
             return
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Nobody asks for others, and hashing what is nested would recurse.
+            # Other keys are never looked up, and hashing nested ones would recurse.
             simple = isinstance(key, str) or (type(key) is int and abs(key) < _MAX_KEY)
             target[key if simple else _opaque_key(key)] = value
 
@@ -261,7 +270,7 @@ class PickleMachine:
         self._push(self._called(called, arguments))
 
     def _called(self, called: Any, arguments: Any) -> Any:
-        """A record of what calling would make; nothing is called."""
+        """Returns a record of the object that a call would create; nothing is called."""
         if not isinstance(called, (Global, Opaque)) or not isinstance(arguments, tuple):
             raise self._error(f"wants to call {brief(called)}")
         constructor = _CONSTRUCTORS.get(called.name) if isinstance(called, Global) else None
@@ -277,20 +286,20 @@ class PickleMachine:
         self._push(self._called(kind, ()))
 
     def _build(self) -> None:
-        """A state dict carries its ``_metadata`` as an attribute, which is of no use here."""
+        """Drops attributes, such as the ``_metadata`` of a state dict."""
         self._pop()
         self._peek((OrderedDict, Opaque, TensorRecord), "set attributes of")
 
     def _persistent(self) -> None:
         identity = self._pop()
         if isinstance(identity, tuple) and len(identity) == 4 and identity[0] == "module":
-            self._push(identity[1])  # a class, whose source old files carry along
+            self._push(identity[1])  # a class; old files include its source
             return
         if not (isinstance(identity, tuple) and len(identity) in (5, 6)):
             raise self._error(f"has the persistent id {brief(identity)}, which is no storage")
-        word, kind, key, _, numel = identity[:5]
+        tag, kind, key, _, numel = identity[:5]
         code = STORAGE_CODES.get(kind.name) if isinstance(kind, Global) else None
-        if word != "storage" or code is None or not isinstance(key, str) or not _is_size(numel):
+        if tag != "storage" or code is None or not isinstance(key, str) or not _is_size(numel):
             raise self._error(f"has the persistent id {brief(identity)}, which is no storage")
         view = identity[5] if len(identity) == 6 else None
         base, length = 0, numel
@@ -309,7 +318,7 @@ class PickleMachine:
             )
         self._push(storage)
 
-    # --- what may be "called" ---
+    # --- constructors, which may be "called" ---
 
     def make_ordered_dict(self, arguments: tuple[Any, ...]) -> OrderedDict[Any, Any]:
         """``OrderedDict()``, or Python 2's ``OrderedDict([[key, value], ...])``."""
@@ -319,7 +328,7 @@ class PickleMachine:
         pairs = arguments[0]
         if len(arguments) > 1 or not isinstance(pairs, list):
             raise self._error(f"makes an OrderedDict from {brief(arguments)}")
-        self._spend(4 * len(pairs))  # one list may be copied again and again, which is slower
+        self._spend(4 * len(pairs))  # copying one list repeatedly is slow
         for pair in pairs:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
                 raise self._error(f"makes an OrderedDict from the pair {brief(pair)}")
@@ -338,7 +347,7 @@ class PickleMachine:
 
     def make_typed_tensor(self, arguments: tuple[Any, ...]) -> TensorRecord:
         """``_rebuild_tensor_v3(storage, offset, size, stride, grad, hooks, dtype[, metadata])``,
-        of dtypes that have no storages of their own."""
+        for dtypes that have no typed storage."""
         if len(arguments) not in (7, 8) or not isinstance(arguments[6], Global):
             raise self._error(f"makes a tensor from {brief(arguments)}")
         tensor = self._tensor(arguments, (7, 8), arguments[7:8])
@@ -381,12 +390,13 @@ class PickleMachine:
         return self._called(arguments[0], arguments[2])
 
     def make_default_dict(self, arguments: tuple[Any, ...]) -> OrderedDict[Any, Any]:
-        """``defaultdict(factory)``; its items come later."""
+        """``defaultdict(factory)``; its items are set by later instructions."""
         return OrderedDict()
 
 
 def _opaque_key(key: Any) -> Opaque:
-    """Stands for a key; what is long is not looked into, as a key may be used again and again."""
+    """Returns an object in place of a key.  It shows the content of short keys alone, as one long
+    key may be used many times."""
     short = isinstance(key, (int, float, bytes, type(None)))
     return Opaque(brief(key) if short else type(key).__name__)
 

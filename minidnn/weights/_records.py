@@ -1,9 +1,10 @@
-"""What becomes of the objects in a pickle: plain records."""
+"""Plain records for the objects that a pickle describes; :mod:`._pickle` makes them."""
 
 from __future__ import annotations
 
 import dataclasses
 
+#: PyTorch's typed storages whose elements arrays can have, and their dtype codes.
 STORAGES = {
     "DoubleStorage": "F64",
     "FloatStorage": "F32",
@@ -16,7 +17,7 @@ STORAGES = {
     "ByteStorage": "U8",
     "BoolStorage": "BOOL",
 }
-#: Storages whose elements no array here has, and the bytes of an element.
+#: Storages of dtypes that arrays here do not have, and the size of an element in bytes.
 FOREIGN_STORAGES = {
     "ComplexFloatStorage": 8,
     "ComplexDoubleStorage": 16,
@@ -31,28 +32,33 @@ FOREIGN_STORAGES = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Global:
-    """A name that the pickle uses: a function, a class, a dtype.  Only its text is known."""
+    """A global that the pickle names: a function, a class or a dtype.  It is never imported."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Opaque:
-    """An object that is not read: ``name`` is the text of the global that would have made it."""
+    """An object that is not read; ``name`` is that of the global that would have created it."""
 
     name: str
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is one of PyTorch's tensors, of a kind that is not read."""
+        """Whether it is a PyTorch tensor of a kind that is not read."""
         return self.name.startswith(("torch._utils._rebuild_", "torch._tensor._rebuild_"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StorageRecord:
-    """``numel`` elements in the file under ``key``; a view of them begins at ``base``.
+    """A view of a storage.
 
-    ``code`` is one of a dtype, or the name of one of :data:`FOREIGN_STORAGES`.
+    Attributes:
+        code: dtype code of the elements, or a key of :data:`FOREIGN_STORAGES`.
+        key: name of the storage in the file.
+        numel: number of elements of the whole storage.
+        base: first element of the view.
+        length: number of elements of the view.
     """
 
     code: str
@@ -64,9 +70,9 @@ class StorageRecord:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TensorRecord:
-    """A strided view of a storage; offset and strides are in elements, and not yet checked.
+    """A strided view of a storage.  Offset and strides are in elements, and are not checked yet.
 
-    ``foreign`` says what it is if it is none of those that can be read: "float8_e4m3fn".
+    ``foreign`` describes a tensor that cannot be read, such as "float8_e4m3fn"; None for others.
     """
 
     storage: StorageRecord

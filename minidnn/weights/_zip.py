@@ -1,8 +1,8 @@
-"""The part of the zip format that PyTorch writes: uncompressed records, maybe in zip64.
+"""Reads the subset of the zip format that PyTorch writes: uncompressed records, with zip64.
 
-Written anew beside the standard library's, because here every number of a file is checked against
-the others before it is used: sizes of both headers, overlaps, duplicate names, checksums.  Nothing
-is unpacked; a record is a span of the mapped file.
+Unlike the standard library's ``zipfile``, it checks every number in a file against the others
+before it is used: the sizes in both headers, overlaps, duplicate names, checksums.  Nothing is
+extracted: a record is a span of the mapped file.
 Source: PKWARE's APPNOTE.TXT 6.3.9, sections 4.3.7 to 4.3.16 and 4.5.3.
 """
 
@@ -28,7 +28,7 @@ _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One stored file: ``size`` bytes at ``start`` of the archive."""
+    """One stored file: ``size`` bytes at offset ``start`` of the archive, with their CRC-32."""
 
     name: str
     start: int
@@ -64,14 +64,14 @@ class Archive:
             spans.append((header, record.start + record.size, record.name))
         if position != directory:
             raise file.error(f"its directory has more than the {count} records that it announces")
-        reached, before = 0, ""
+        previous_end, previous = 0, ""
         for start, stop, name in sorted(spans):
-            if start < reached:
-                raise file.error(f"its records {brief(before)} and {brief(name)} overlap")
-            reached, before = stop, name
+            if start < previous_end:
+                raise file.error(f"its records {brief(previous)} and {brief(name)} overlap")
+            previous_end, previous = stop, name
 
     def record(self, name: str) -> Record:
-        """A record whose checksum has been compared (0 means that PyTorch wrote none).
+        """Returns a record after checking its CRC-32 (0 means that PyTorch wrote none).
 
         Raises:
             WeightsError: there is no such record, or it is damaged.
@@ -85,19 +85,19 @@ class Archive:
                 memoryview(self.file.data) as view,
                 view[record.start : record.start + record.size] as content,
             ):
-                found = zlib.crc32(content)
-            if found != record.crc:
+                computed = zlib.crc32(content)
+            if computed != record.crc:
                 raise self.file.error(
-                    f"record {brief(name)} is damaged: its CRC-32 is {found:08x}, not "
+                    f"record {brief(name)} is damaged: its CRC-32 is {computed:08x}, not "
                     f"{record.crc:08x}"
                 )
         return record
 
     def read(self, name: str, limit: int) -> bytes:
-        """The content of a small record.
+        """Returns the content of a record of at most ``limit`` bytes.
 
         Raises:
-            WeightsError: as for :meth:`record`, or the record has over ``limit`` bytes.
+            WeightsError: as for :meth:`record`, or the record is larger.
         """
         record = self.record(name)
         if record.size > limit:
@@ -107,7 +107,7 @@ class Archive:
         return self.file.data[record.start : record.start + record.size]
 
     def _find_directory(self) -> tuple[int, int, int]:
-        """Number of records, and where the directory begins and ends."""
+        """The number of records, and the offsets where the directory begins and ends."""
         file = self.file
         lowest = max(0, file.size - _END.size - _FULL16)
         at = file.data.rfind(b"PK\5\6", lowest)
@@ -137,7 +137,8 @@ class Archive:
         return count, start, end
 
     def _read_central(self, at: int, end: int, limit: int) -> tuple[Record, int, int]:
-        """The record described at ``at``, where its header is, and where the next one is."""
+        """The record that the directory entry at ``at`` describes, the offset of its local header,
+        and the offset of the next entry."""
         file = self.file
         if at + _CENTRAL.size > end or file.data[at : at + 4] != b"PK\1\2":
             raise file.error(f"has no directory entry at {at}: it is damaged")
@@ -162,30 +163,30 @@ class Archive:
     def _widen(
         self, name: str, extra: bytes, size: int, packed: int, header: int
     ) -> tuple[int, int, int]:
-        """Replaces what did not fit into 32 bits by the values of the zip64 extra field."""
+        """Replaces values that do not fit into 32 bits by those of the zip64 extra field."""
         values = [size, packed, header]
-        wanted = [index for index, value in enumerate(values) if value == _FULL32]
+        missing = [index for index, value in enumerate(values) if value == _FULL32]
         at = 0
-        while wanted and at + 4 <= len(extra):
+        while missing and at + 4 <= len(extra):
             kind, length = struct.unpack_from("<2H", extra, at)
-            if kind == 1 and length >= 8 * len(wanted) and at + 4 + length <= len(extra):
-                wide = struct.unpack_from(f"<{len(wanted)}Q", extra, at + 4)
-                for index, value in zip(wanted, wide, strict=True):
+            if kind == 1 and length >= 8 * len(missing) and at + 4 + length <= len(extra):
+                wide = struct.unpack_from(f"<{len(missing)}Q", extra, at + 4)
+                for index, value in zip(missing, wide, strict=True):
                     values[index] = value
-                wanted = []
+                missing = []
             at += 4 + length
-        if wanted:
+        if missing:
             raise self.file.error(f"record {brief(name)} lacks its zip64 sizes: it is damaged")
         return values[0], values[1], values[2]
 
     def _check_local(self, name: str, raw: bytes, header: int, size: int, limit: int) -> int:
-        """Compares the header before the record with the directory; returns where data begin."""
+        """Checks a record's local header against the directory; returns the offset of its data."""
         file = self.file
         if header + _LOCAL.size > limit or file.data[header : header + 4] != b"PK\3\4":
             raise file.error(f"record {brief(name)} is not at {header}, where it should be")
         n_name: int
         n_extra: int
-        (_, _, flags, method, _, _, _, packed, own, n_name, n_extra) = _LOCAL.unpack_from(
+        (_, _, flags, method, _, _, _, packed, unpacked, n_name, n_extra) = _LOCAL.unpack_from(
             file.data, header
         )
         name_at = header + _LOCAL.size
@@ -195,7 +196,9 @@ class Archive:
                 f"record {brief(name)} has {size} bytes at {start}, but the directory begins at "
                 f"{limit}: it is truncated or damaged"
             )
-        sizes_agree = flags & _SIZES_FOLLOW or own == packed == size or own == packed == _FULL32
+        sizes_agree = (
+            flags & _SIZES_FOLLOW or unpacked == packed == size or unpacked == packed == _FULL32
+        )
         if file.data[name_at : name_at + n_name] != raw or method or not sizes_agree:
             raise file.error(f"record {brief(name)} has another header than the directory says")
         return start

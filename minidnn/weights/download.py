@@ -1,9 +1,10 @@
-"""Fetches a file: resumes what was interrupted, checks what came, shares it between processes.
+"""Downloads files: resumes interrupted downloads, checks hashes, shares files between processes.
 
-Only a file with the right hash gets its name.  It comes over HTTP in one or several requests, and
-grows where it is to be; beside it stands the server's validator (ETag or date).  A request for the
-rest carries ``Range`` and ``If-Range`` (RFC 9110, sections 13.1.5 and 14): a server that cannot do
-that, or whose file has changed, answers with the whole file, which then replaces the part.
+Only a file with the right hash enters the cache.  It is downloaded by one or several HTTP requests,
+each of which appends to the partial file; a second file keeps the server's validator (ETag or
+date).  A request that resumes a download has the headers ``Range`` and ``If-Range`` (RFC 9110,
+sections 13.1.5 and 14): a server that does not support these, or whose file has changed, answers
+with the whole file, which then replaces the partial one.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ from typing import IO, Any, TextIO
 from .. import cache
 from ..errors import DownloadError
 
+#: Characters of a progress bar.
 _WIDTH = 24
+#: Seconds between two updates of its line.
 _INTERVAL = 0.1
 
 
 class ByteProgress:
-    """One line that is written again and again; silent when it is off.
+    """A progress bar in one line of a terminal, which is rewritten at every update.
 
     Args:
-        label: what is under way.
-        on: None means: when standard error is a terminal.
+        label: the beginning of the line.
+        on: whether the bar is shown; None means: if the stream is a terminal.
+        stream: where the line is written; None means standard error.
     """
 
     def __init__(self, label: str, on: bool | None = None, stream: TextIO | None = None) -> None:
@@ -51,10 +55,10 @@ class ByteProgress:
         self._length = 0
 
     def update(self, done: int, total: int | None) -> None:
-        """Says how many of how many bytes (None: unknown) are there."""
+        """Shows the number of bytes that are there, of a total that may be unknown (None)."""
         now = time.monotonic()
         if self._first is None:
-            self._first = done  # what an earlier download left does not count as speed
+            self._first = done  # bytes of an earlier download do not count as speed
         if self._on and (now - self._drawn >= _INTERVAL or done == total):
             self._drawn = now
             self._draw(done, total, (done - self._first) / max(now - self._began, 1e-3))
@@ -88,25 +92,27 @@ def _size_text(count: float) -> str:
     return f"{count:.2f} GB"
 
 
+#: Bytes that are read from a response at once, at most; also the least progress that counts.
 CHUNK = 1 << 18
+#: The largest file that is downloaded, in bytes.
 MAX_BYTES = 4 << 30
 
-#: Seconds in which a connection must be made: a firewall that drops packets never answers.
+#: Seconds after which connecting fails: a firewall that drops packets never answers.
 CONNECT_TIMEOUT = 10.0
 
 
 class TryAgain(Exception):
-    """An attempt failed in a way that another one may not."""
+    """An attempt failed, and another one may succeed."""
 
 
 class Unreachable(TryAgain):
-    """No server answered: there is no network, name, or way to it."""
+    """No connection could be made: there is no network, host name or route."""
 
 
 class Transfer:
     """The state of one download across its attempts.
 
-    ``resumed`` says whether the last answer continued an earlier part.
+    ``resumed`` says whether the last response continued the partial file.
     """
 
     def __init__(self, url: str, target: Path, timeout: float) -> None:
@@ -119,38 +125,38 @@ class Transfer:
 
     @property
     def size(self) -> int:
-        """Bytes that are there."""
+        """The size of the partial file, in bytes."""
         try:
             return self.target.stat().st_size
         except FileNotFoundError:
             return 0
 
     def digest(self) -> str:
-        """The SHA-256 of what is there."""
+        """The SHA-256 of the partial file, in hexadecimal digits."""
         with self._disk_errors(), open(self.target, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def delete(self) -> None:
-        """Empties the file; it is not removed, because the lock of other processes is on it."""
+        """Empties the partial file, and removes the validator's file."""
         with self._disk_errors():
             os.truncate(self.target, 0)
         self.forget_validator()
 
     def forget_validator(self) -> None:
-        """Removes the file beside the partial one."""
+        """Removes the file that keeps the server's validator."""
         self._validator_file.unlink(missing_ok=True)
 
     def attempt(self, bar: ByteProgress) -> None:
-        """One request.  Returns when the file seems complete.
+        """Sends one request.  Returns when the file seems complete.
 
         Raises:
             Unreachable: no connection could be made.
-            TryAgain: the network or the server failed; what came is in the file.
+            TryAgain: the network or the server failed; the bytes received are in the file.
             DownloadError: another attempt would not help.
         """
         have, validator = self.size, self._validator()
         if not validator:
-            have = 0  # nothing says that the rest would be of the same file
+            have = 0  # the rest might belong to another version of the file
         headers = {"User-Agent": "minidnn", "Accept-Encoding": "identity"}
         if have:
             headers |= {"Range": f"bytes={have}-", "If-Range": validator}
@@ -164,7 +170,8 @@ class Transfer:
             self._receive(answer, begin, total, bar)
 
     def _judge(self, status: int, headers: Message, have: int) -> tuple[int, int | None]:
-        """Where in the file the answer begins, and how long the file is, if that is known."""
+        """The offset in the file where the response begins, and the size of the whole file, if that
+        is known."""
         if headers.get("Content-Encoding", "identity") != "identity":
             raise self._error(
                 f"the server sends it with Content-Encoding {headers['Content-Encoding']!r}, "
@@ -207,15 +214,16 @@ class Transfer:
 
     def _validator(self) -> str:
         try:
-            kept = json.loads(self._validator_file.read_text())
-        except (OSError, ValueError):  # none was kept, or not all of it: start from nothing
+            saved = json.loads(self._validator_file.read_text())
+        except (OSError, ValueError):  # it is missing or damaged: start anew
             return ""
-        fits = isinstance(kept, dict) and kept.get("url") == self.url
-        value = kept.get("validator") if fits else ""
+        is_same_url = isinstance(saved, dict) and saved.get("url") == self.url
+        value = saved.get("validator") if is_same_url else ""
         return value if isinstance(value, str) and re.fullmatch("[ -~]{1,200}", value) else ""
 
     def _remember_validator(self, headers: Message) -> None:
-        """A weak ETag does not promise equal bytes, so it cannot be used for parts."""
+        """Keeps the validator of a response; a weak ETag, which does not promise equal bytes, is
+        not used."""
         etag = headers.get("ETag", "")
         validator = etag if etag.startswith('"') else headers.get("Last-Modified", "")
         if validator or not self.resumed:
@@ -234,22 +242,22 @@ class Transfer:
             raise
         except urllib.error.HTTPError as error:
             error.close()
-            said = f"the server answers {error.code} {error.reason}"
-            if error.code == 416:  # the part is longer than the server's file
+            answer = f"the server answers {error.code} {error.reason}"
+            if error.code == 416:  # the partial file is longer than the server's file
                 self.delete()
-                raise TryAgain(said) from error
+                raise TryAgain(answer) from error
             if error.code in (408, 425, 429) or error.code >= 500:
-                raise TryAgain(said) from error
-            raise self._error(said) from error
-        except urllib.error.URLError as error:  # urllib wraps what fails before an answer in it
+                raise TryAgain(answer) from error
+            raise self._error(answer) from error
+        except urllib.error.URLError as error:  # urllib's wrapper of errors before a response
             reason = error.reason
             if isinstance(reason, ssl.SSLCertVerificationError):
                 raise self._error(f"its certificate is not valid: {reason}") from error
             host = urllib.parse.urlsplit(self.url).netloc
-            why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+            cause = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
             if isinstance(reason, TimeoutError):
-                why = f"nothing came for {min(self._timeout, CONNECT_TIMEOUT):g} s"
-            raise Unreachable(f"no connection to {host}: {why}") from error
+                cause = f"nothing came for {min(self._timeout, CONNECT_TIMEOUT):g} s"
+            raise Unreachable(f"no connection to {host}: {cause}") from error
         except TimeoutError as error:
             raise TryAgain(f"nothing came for {self._timeout:g} s") from error
         except (OSError, http.client.HTTPException) as error:
@@ -266,7 +274,7 @@ class Transfer:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirection, but not from https to anything weaker, nor to other schemes."""
+    """Follows redirections to http and https, but not from https to http."""
 
     def redirect_request(
         self,
@@ -287,7 +295,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class _Soon(http.client.HTTPConnection):
-    """A connection that is made within ``CONNECT_TIMEOUT``, and then has its own timeout."""
+    """A connection that uses ``CONNECT_TIMEOUT`` to connect, and its own timeout afterwards."""
 
     def connect(self) -> None:
         timeout, self.timeout = self.timeout, CONNECT_TIMEOUT
@@ -312,22 +320,23 @@ class _Https(urllib.request.HTTPSHandler):
         return self.do_open(_SoonSecure, req)
 
 
+#: Size limit of the cache of weight files, in bytes.
 STORE_LIMIT = 8 << 30
+#: Seconds after which a process stops waiting for another one whose download receives no data.
 STALLED_SECONDS = 300.0
-"""Without any data, after which another process that downloads the same is no longer waited for."""
 
 _log = logging.getLogger(__name__)
 
 
 def fetch(url: str, hash_prefix: str, *, progress: bool | None = None, **options: Any) -> Path:
-    """The file behind ``url`` in the cache, downloaded if it is not there.
+    """Returns the path of the file in the cache, after downloading it if it is not there.
 
-    Many processes may ask at once: one downloads, the others wait for it.
+    Several processes may call this at once: one downloads, and the others wait for it.
 
     Args:
         url: http or https.
         hash_prefix: first hexadecimal digits of the file's SHA-256.
-        progress: shows a bar; None means: when there is a terminal.
+        progress: whether a bar is shown; None means: if standard error is a terminal.
         options: ``timeout``, ``attempts`` and ``backoff`` of :func:`download`.
 
     Raises:
@@ -342,7 +351,7 @@ def fetch(url: str, hash_prefix: str, *, progress: bool | None = None, **options
     ) as alone:
         if (found := store.path(key)) is not None:
             return found
-        if not alone:  # whoever has the turn may yet go on with that file
+        if not alone:  # the process with the lock may still write to that file
             part = part.with_name(f"{part.name}-{os.getpid()}-{secrets.token_hex(4)}")
         download(url, part, hash_prefix, progress=progress, **options)
         return store.put_file(key, part, label=Path(_file_name(url)).stem)
@@ -355,7 +364,7 @@ def is_fetched(url: str, hash_prefix: str) -> bool:
 
 
 def _place(url: str, hash_prefix: str) -> tuple[cache.CacheStore, str]:
-    """Where in the cache the file is kept."""
+    """The cache that keeps the file, and its key there."""
     suffix = Path(_file_name(url)).suffix
     suffix = suffix if re.fullmatch(r"\.[A-Za-z0-9_]+", suffix) else ""
     return cache.CacheStore("weights", suffix, STORE_LIMIT), cache.digest(url, hash_prefix)
@@ -371,23 +380,23 @@ def download(
     attempts: int = 5,
     backoff: float = 1.0,
 ) -> None:
-    """Downloads to ``target``, going on from what an earlier call left there.
+    """Downloads to ``target``, and resumes a download that an earlier call has left there.
 
     Args:
         url: http or https.
-        target: of the file; it also is the partial file.  ``target`` with ``.json`` appended keeps
-            what is needed to resume, until the download is complete.
+        target: path of the file, also while it is partial.  A file with ``.json`` appended to this
+            name keeps the server's validator until the download is complete.
         hash_prefix: first hexadecimal digits (8 to 64) of the file's SHA-256.
-        progress: shows a bar; None means: when there is a terminal.
-        timeout: seconds without any data after which a connection is given up.
-        attempts: how many in a row may bring nothing new.  A server that no attempt has reached
-            is not tried again.
-        backoff: seconds before the second attempt; doubled each time.
+        progress: whether a bar is shown; None means: if standard error is a terminal.
+        timeout: seconds without any data after which a connection is closed.
+        attempts: how many attempts in a row may fail without receiving new data.  If the first one
+            cannot connect, no other follows.
+        backoff: seconds before the second attempt; doubled for each further one.
 
     Raises:
         DownloadError: the URL is not http or https; the server refuses; every attempt failed (the
-            part is kept); the hash is wrong (the file is deleted); the disk is full.
-        KeyboardInterrupt: passed on; the part is kept.
+            partial file is kept); the hash is wrong (the file is emptied); the disk is full.
+        KeyboardInterrupt: passed on; the partial file is kept.
     """
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise DownloadError(f"cannot download {url!r}: valid are http and https")
@@ -410,8 +419,8 @@ def download(
                 if _is_right(transfer, hash_prefix):
                     return
             except TryAgain as error:
-                # What counts is that the file has grown: a server that always breaks off at the
-                # same place must not keep us for ever.
+                # Failures are counted anew only if the file has grown: a server that always
+                # disconnects at the same offset must not be tried forever.
                 failed = 1 if transfer.size >= best + CHUNK else failed + 1
                 best = max(best, transfer.size)
                 reached = reached or not isinstance(error, Unreachable)
@@ -431,17 +440,18 @@ def download(
 def _gave_up(transfer: Transfer, error: TryAgain, attempts: int) -> DownloadError:
     tried = f" (after {attempts} attempts in a row)" if attempts > 1 else ""
     size = transfer.size
-    kept = f"; {size} bytes are kept, and the next call goes on from there" if size else ""
-    return DownloadError(f"cannot download {transfer.url}: {error}{tried}{kept}")
+    resumable = f"; {size} bytes are kept, and the next call goes on from there" if size else ""
+    return DownloadError(f"cannot download {transfer.url}: {error}{tried}{resumable}")
 
 
 def _is_right(transfer: Transfer, hash_prefix: str) -> bool:
-    """Compares the hash; a wrong file is deleted.
+    """Compares the hash, and empties a file with a wrong one.
 
-    Returns False when the file was put together from parts, so that a fresh one may be right.
+    Returns False if that file was resumed, so that a new download may be right; raises
+    DownloadError otherwise.
     """
-    found, size = transfer.digest(), transfer.size
-    if found.startswith(hash_prefix):
+    digest, size = transfer.digest(), transfer.size
+    if digest.startswith(hash_prefix):
         transfer.forget_validator()
         return True
     transfer.delete()
@@ -449,7 +459,7 @@ def _is_right(transfer: Transfer, hash_prefix: str) -> bool:
         _log.warning("%s: the resumed file has a wrong hash; starting anew", transfer.url)
         return False
     raise DownloadError(
-        f"{transfer.url} sent {size} bytes with SHA-256 {found}; it should begin with "
+        f"{transfer.url} sent {size} bytes with SHA-256 {digest}; it should begin with "
         f"{hash_prefix}; the file was deleted"
     )
 

@@ -1,8 +1,8 @@
-"""``load_weights``: one function for every file and name; and which weights have names.
+"""``load_weights``, which reads every format and name, and the table of published weights.
 
-These are torchvision's ImageNet weights of the zoo's networks.  Source: the ``*_Weights``
-enumerations of torchvision 0.28.  The digits in a file's name are the first of its SHA-256, as
-PyTorch's hub defines; that is how a download is checked.
+Published weights are torchvision's ImageNet weights of the zoo's networks.  Source: the
+``*_Weights`` enumerations of torchvision 0.28.  The hexadecimal digits in a file's name are the
+first ones of its SHA-256, as PyTorch's hub defines; downloads are checked against them.
 """
 
 from __future__ import annotations
@@ -157,14 +157,14 @@ def find_known(name: str) -> KnownWeights | None:
     if not _PLAIN.fullmatch(name):
         return None
     head, _, version = name.partition(".")
-    found = [known for known in KNOWN_WEIGHTS if head in (known.network, known.enum)]
+    matches = [known for known in KNOWN_WEIGHTS if head in (known.network, known.enum)]
     if version not in ("", "DEFAULT"):
-        versions = ", ".join(known.version for known in found)
-        found = [known for known in found if known.version == version]
-        if versions and not found:
+        versions = ", ".join(known.version for known in matches)
+        matches = [known for known in matches if known.version == version]
+        if versions and not matches:
             raise WeightsError(f"weights {name!r} are not known; versions of {head}: {versions}")
-    if found:
-        return found[-1]
+    if matches:
+        return matches[-1]
     names = list(dict.fromkeys(known.network for known in KNOWN_WEIGHTS))
     close = difflib.get_close_matches(head.lower().removesuffix("_weights"), names, 1)
     hint = f"did you mean {close[0]!r}? " if close else ""
@@ -174,7 +174,7 @@ def find_known(name: str) -> KnownWeights | None:
     )
 
 
-# What published files say, and what the networks say.
+# Patterns of parameter names in published files, and the networks' names for them.
 _OLD_NAMES = (
     (
         re.compile(
@@ -189,8 +189,8 @@ _OLD_NAMES = (
 
 
 def rename_old(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Gives tensors the names of today: DenseNet's published files say ``norm.1`` where the
-    networks say ``norm1``, and the vision transformers' say ``linear_1`` where they say ``0``.
+    """Renames the tensors of published files as the networks name them: ``norm.1`` of DenseNets
+    becomes ``norm1``, and ``linear_1`` of vision transformers becomes ``0``.
 
     Raises:
         WeightsError: both names are there.
@@ -259,7 +259,7 @@ def load_weights(
     path = Path(source)
     known = find_known(source) if isinstance(source, str) else None
     if known is not None:
-        from .download import fetch  # brings HTTP and TLS, which files do not need
+        from .download import fetch  # imports HTTP and TLS, which files do not need
 
         try:
             path = fetch(known.url, known.hash_prefix, progress=progress)
@@ -294,7 +294,8 @@ def _read(file: MappedFile, key: Key) -> dict[str, Any]:
 
 
 def other_format(begin: bytes) -> str | None:
-    """What a file that begins so seems to be instead of what it should be."""
+    """What a file of an unsupported format seems to be, judged by its first bytes, as the beginning
+    of an error message; None if that is unknown."""
     if not begin:
         return "is empty"
     if begin[257:262] == b"ustar":

@@ -1,4 +1,4 @@
-"""State dicts that ``torch.save`` wrote, in the zip format and in the one before PyTorch 1.6.
+"""Reads state dicts that ``torch.save`` wrote, in the zip format and in that before PyTorch 1.6.
 
 Source of both formats: ``torch/serialization.py`` (``_load``, ``_legacy_load``) and
 ``torch/csrc/StorageMethods.cpp``.  Nothing in a file is executed: see :mod:`._pickle`.
@@ -22,25 +22,27 @@ from ._zip import Archive
 _MAGIC = 0x1950A86A20F9469CFC6C
 _MAGIC_PICKLE = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _PROTOCOL = 1001
+#: Bytes that a tensor may have even if its file is smaller, as one with strides of 0 does.
 _EXPANSION_FLOOR = 1 << 20
-#: Of its values, PyTorch's modules save under names that end so; they are no tensors.
+#: The last part of the names under which PyTorch's modules save extra state, which is no tensor.
 _EXTRA_STATE = "_extra_state"
 
+#: The entry, or the path of entries, that holds the state dict in a checkpoint; None for the whole.
 Key = str | Sequence[str] | None
 
 
 def looks_like_legacy(file: MappedFile) -> bool:
-    """Whether a file begins like one that PyTorch before 1.6 wrote."""
+    """Whether a file begins like one that a PyTorch before 1.6 wrote."""
     return file.data[:1] == b"\x80" and _MAGIC_PICKLE in file.data[2:32]
 
 
 def read_zip(file: MappedFile, key: Key) -> dict[str, Array | Unread]:
-    """The state dict in a zip file, as read-only arrays, views of the file where possible.
+    """Returns the state dict in a zip file as read-only arrays, which are views of the file where
+    possible.
 
     Args:
-        file: see :func:`._zip.looks_like_zip`.
-        key: under which the state dict stands in a dict, or None when it is the whole file; several
-            for dicts in dicts.
+        file: for which :func:`._zip.looks_like_zip` is true.
+        key: of the state dict in a dict, several for dicts in dicts; None if it is the whole file.
 
     Raises:
         WeightsError: the file is damaged or hostile, or holds something else.
@@ -81,10 +83,10 @@ def read_zip(file: MappedFile, key: Key) -> dict[str, Array | Unread]:
 
 
 def read_legacy(file: MappedFile, key: Key) -> dict[str, Array | Unread]:
-    """The state dict in a file of PyTorch before 1.6; see :func:`read_zip`.
+    """Returns the state dict in a file of a PyTorch before 1.6; see :func:`read_zip`.
 
-    Such a file is five pickles (magic number, protocol, system, object, keys of the storages) and
-    then, for each key, a count and the elements, always with the least significant byte first.
+    Such a file consists of five pickles (magic number, protocol, system, object, keys of the
+    storages), followed by the number of elements and the little-endian elements for each key.
     """
     at = 0
     for what, valid in (("magic number", _MAGIC), ("protocol version", _PROTOCOL)):
@@ -126,12 +128,13 @@ def read_legacy(file: MappedFile, key: Key) -> dict[str, Array | Unread]:
 
 
 def _width(code: str) -> int:
-    """Bytes of an element of a storage."""
+    """The size of a storage's element in bytes."""
     return FOREIGN_STORAGES[code] if code in FOREIGN_STORAGES else itemsize(code)
 
 
 def _state_dict(file: MappedFile, content: Any, key: Key) -> dict[str, TensorRecord | Opaque]:
-    """The dict of tensors in what a pickle described."""
+    """Returns the dict of tensors under a key of the object that a pickle describes, after checking
+    that it is one."""
     where = "the file"
     path = [] if key is None else [key] if isinstance(key, str) else list(key)
     for depth, name in enumerate(path):
@@ -159,12 +162,13 @@ def _state_dict(file: MappedFile, content: Any, key: Key) -> dict[str, TensorRec
 
 
 def _is_unread(name: str, value: Any) -> bool:
+    """Whether an entry of a state dict is valid, but cannot be read as an array."""
     tensor = isinstance(value, Opaque) and value.is_tensor
     return tensor or name.rpartition(".")[2] == _EXTRA_STATE
 
 
 def _hint(content: dict[Any, Any], path: list[str]) -> str:
-    """Where state dicts are within a dict."""
+    """The keys of the state dicts within a dict, for an error message."""
     inner = [name for name, value in content.items() if isinstance(value, dict)]
     keys = [brief([*path, name] if path else name) for name in inner if isinstance(name, str)][:4]
     return f"; a state dict inside is read with key={' or key='.join(keys)}" if keys else ""
@@ -184,7 +188,11 @@ def _keys(content: Any) -> str:
 
 
 class _Reader:
-    """Makes arrays of tensors; each storage is read, and converted if need be, once."""
+    """Makes arrays from tensor records.  Each storage is read, and converted if necessary, once.
+
+    ``locate`` returns the offset of a storage's data in the file; ``big`` says that the data is
+    big-endian.
+    """
 
     def __init__(
         self, file: MappedFile, locate: Callable[[StorageRecord], int], *, big: bool
@@ -202,14 +210,14 @@ class _Reader:
             for name, tensor in tensors.items()
         }
 
-    def _unread(self, name: str, given: Any) -> Unread:
+    def _unread(self, name: str, value: Any) -> Unread:
         valid = f"valid are dense tensors of {', '.join(DTYPES)}"
-        if isinstance(given, TensorRecord):
-            kind, shape = str(given.foreign), given.shape
+        if isinstance(value, TensorRecord):
+            kind, shape = str(value.foreign), value.shape
             problem = f"tensor {brief(name)} of shape {brief(shape)} holds {kind}; {valid}"
             return Unread(kind, shape, self._file.error(problem))
-        kind = given.name if isinstance(given, Opaque) else type(given).__name__
-        problem = f"{brief(name)} is {_kind(given).rstrip(',')}; {valid}"
+        kind = value.name if isinstance(value, Opaque) else type(value).__name__
+        problem = f"{brief(name)} is {_kind(value).rstrip(',')}; {valid}"
         return Unread(kind, None, self._file.error(problem))
 
     def _array(self, name: str, tensor: TensorRecord) -> Array:
@@ -227,10 +235,10 @@ class _Reader:
         last = tensor.offset + sum((dim - 1) * s for dim, s in zip(shape, strides, strict=True))
         if last >= flat.size:
             raise self._error(name, tensor, f"reaches element {last} of a storage with {flat.size}")
-        # A stride of 0 lets a few bytes stand for terabytes that a reader would copy.
+        # With a stride of 0, a few bytes can become terabytes when a caller copies the array.
         if math.prod(shape) * width > max(self._file.size, _EXPANSION_FLOOR):
             raise self._error(name, tensor, "is larger than the whole file")
-        # What stands for the stride of a single element does not matter; this is NumPy's choice.
+        # The stride of an axis of size 1 does not matter; this is NumPy's choice.
         steps = [s * width if dim > 1 else width for dim, s in zip(shape, strides, strict=True)]
         view: Array = np.lib.stride_tricks.as_strided(
             flat[tensor.offset :], shape, steps, writeable=False

@@ -1,7 +1,7 @@
-"""The safetensors format: a length, a JSON header, and the tensors' bytes one after another.
+"""Reads and writes safetensors: a length, a JSON header, and the tensors' bytes, back to back.
 
 Source: https://github.com/huggingface/safetensors, section "Format".  Reading is stricter than
-the format in one point: the header may have at most :data:`MAX_HEADER` bytes, so that its Python
+the format in one respect: the header may have at most :data:`MAX_HEADER` bytes, so that its Python
 objects stay below about 200 MB.
 """
 
@@ -23,7 +23,7 @@ from ._file import DTYPES, MAX_RANK, Array, MappedFile, Unread, brief, itemsize
 
 MAX_HEADER = 8 << 20
 _METADATA = "__metadata__"
-#: Bits of an element of the dtypes that the format has and arrays here have not.
+#: Dtypes of the format that arrays here do not have, and the size of an element in bits.
 _FOREIGN = {
     **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U16": 16, "U32": 32, "U64": 64, "C64": 64},
     **dict.fromkeys(("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "F8_E8M0"), 8),
@@ -42,9 +42,9 @@ def looks_like_safetensors(file: MappedFile) -> bool:
 
 
 def read_safetensors(file: MappedFile) -> dict[str, Array | Unread]:
-    """All tensors of a file in the order of its header, as read-only arrays over its bytes.
+    """Returns all tensors of a file in the order of its header, as read-only arrays over its bytes.
 
-    Those of dtypes that arrays have not stand there unread.
+    A tensor whose dtype arrays do not have is an :class:`~minidnn.weights.Unread`.
 
     Raises:
         WeightsError: the file breaks a rule of the format; names the tensor, value and rule.
@@ -69,13 +69,13 @@ def read_safetensors(file: MappedFile) -> dict[str, Array | Unread]:
 
 
 def read_metadata(file: MappedFile) -> dict[str, str]:
-    """The free-form texts in a header's ``__metadata__``."""
+    """Returns the texts in a header's ``__metadata__``."""
     header, _ = _read_header(file)
     return dict(header.get(_METADATA, {}))
 
 
 def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
-    """The header, checked to be a JSON object with good names, and where the data begin."""
+    """Returns the header, a JSON object with valid names, and the offset of the data."""
     if file.size < 8:
         raise file.error(f"has {file.size} bytes; the length of a header alone has 8")
     length = int.from_bytes(file.data[:8], "little")
@@ -104,12 +104,12 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in entries:
             raise ValueError(f"the key {brief(key)} stands there twice")
-        found[key] = value
-    return found
+        entries[key] = value
+    return entries
 
 
 def _no_constant(text: str) -> None:
@@ -123,7 +123,8 @@ def _is_text(name: str) -> bool:
 def _check_entry(
     file: MappedFile, name: str, entry: Any, room: int
 ) -> tuple[str, tuple[int, ...], int, int]:
-    """The dtype code, shape, first and last offset of a tensor, each checked by itself."""
+    """Returns the dtype code, shape, and offsets of the beginning and end of a tensor, after
+    checking its entry in the header.  ``room`` is the size of the data in bytes."""
     what = f"tensor {brief(name)}"
     if not isinstance(entry, dict) or sorted(entry) != ["data_offsets", "dtype", "shape"]:
         raise file.error(
@@ -152,7 +153,7 @@ def _check_entry(
             f"{brief(math.prod(shape) * bits // 8)} bytes, but its data_offsets {brief(offsets)} "
             f"span {end - start}"
         )
-    # NumPy refuses an empty array whose other sizes multiply beyond the address space.
+    # NumPy refuses an empty array if the product of its other sizes exceeds the address space.
     if math.prod(dim for dim in shape if dim) * bits >= 2**66:
         raise file.error(f"{what} has shape {brief(shape)}, too large for this machine")
     return code, tuple(shape), start, end
@@ -165,12 +166,12 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _check_spans(file: MappedFile, spans: list[tuple[int, int, str]], room: int) -> None:
-    """Tensors follow each other without overlap, gap or rest, as the format demands."""
-    position, before = 0, ""
+    """Checks that tensors fill the data without overlaps or gaps, as the format demands."""
+    position, previous = 0, ""
     for start, end, name in sorted(spans):
         if start < position:
             raise file.error(
-                f"tensor {brief(name)} begins at {start}, inside tensor {brief(before)}, which "
+                f"tensor {brief(name)} begins at {start}, inside tensor {brief(previous)}, which "
                 f"ends at {position}"
             )
         if start > position:
@@ -178,7 +179,7 @@ def _check_spans(file: MappedFile, spans: list[tuple[int, int, str]], room: int)
                 f"bytes {position} to {start} of the data, before tensor {brief(name)}, belong to "
                 "no tensor"
             )
-        position, before = end, name
+        position, previous = end, name
     if position != room:
         raise file.error(
             f"the tensors take {position} of {room} bytes of data; valid is no byte too many"
@@ -242,9 +243,8 @@ def save_weights(
 def _layout(
     path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The header in the order given, and the order of the data: wide elements first.
-
-    So every tensor is aligned to its own element size when the file is mapped.
+    """Returns the header, in the order of ``tensors``, and the order of the data, by decreasing
+    element size: every tensor is then aligned to its element size when the file is mapped.
     """
     for name, array in tensors.items():
         if not isinstance(name, str) or name == _METADATA or not _is_text(name):

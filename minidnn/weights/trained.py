@@ -1,4 +1,6 @@
-"""What is in a trainer's checkpoint: parameters, and by other names what training keeps beside."""
+"""The states in a trainer's checkpoint: a network's parameters and statistics, under their own
+names, and states of training, such as momenta and moving averages, under names with a mark.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +12,29 @@ from minidnn.errors import GraphError, MiniDNNWarning, WeightsError
 
 _T = TypeVar("_T")
 
-#: The entry of a checkpoint's metadata that has all but the states.
+#: The key in a checkpoint's metadata under which everything but the states is stored.
 KEY = "minidnn.trainer"
-#: What :func:`parameters_in` gives by name.
+#: The versions of the parameters that :func:`parameters_in` can return.
 PARTS = ("average", "parameters")
 
-#: Between the kind of a state and the name of its parameter.  No path of a layer has it.
+#: Separates the kind of a training state from the name of its parameter; layers' paths lack it.
 _MARK = "@"
-#: States of the graph itself, from which dropout draws.
+#: States of the graph itself: those of the random number generator of dropout.
 _OWN = ("random.seed", "random.step")
 
 
 def state_name(kind: str, parameter: str = "") -> str:
-    """The name of what is kept of a kind for a parameter, such as its momentum."""
+    """The name of a training state, such as the momentum of a parameter."""
     return f"{kind}{_MARK}{parameter}"
 
 
 def is_kept_beside(name: str) -> bool:
-    """Whether a state is none of the network's parameters and statistics."""
+    """Whether a state belongs to training, and not to the network's parameters and statistics."""
     return _MARK in name or name in _OWN
 
 
 def check_names(network: str, names: Iterable[str]) -> None:
-    """GraphError if a parameter has a name that training needs for itself."""
+    """Raises GraphError if a parameter has a name that is reserved for training states."""
     for name in names:
         if is_kept_beside(name):
             raise GraphError(
@@ -42,7 +44,7 @@ def check_names(network: str, names: Iterable[str]) -> None:
 
 
 def renamed(states: Mapping[str, _T]) -> dict[str, _T]:
-    """States of a checkpoint of format 2, where a dot stood in the place of the mark."""
+    """Renames the states of a checkpoint of format 2, which has a dot in the place of the mark."""
 
     def now(name: str) -> str:
         kind, dot, rest = name.partition(".")
@@ -54,16 +56,16 @@ def renamed(states: Mapping[str, _T]) -> dict[str, _T]:
 
 
 def parameters_in(path: Any, states: Mapping[str, _T], part: Any = None) -> dict[str, _T]:
-    """The network's parameters and statistics among the states of a checkpoint.
+    """Returns the network's parameters and statistics among the states of a checkpoint.
 
-    By default, those of which there is a moving average are given as that, with a warning that says
-    so.  ``part`` asks for one of :data:`PARTS`.  WeightsError if it is not there.
+    By default, parameters that have a moving average are replaced by it, with a warning that says
+    so.  ``part`` selects one of :data:`PARTS`; WeightsError is raised if the checkpoint lacks it.
     """
     states = states if any(_MARK in name for name in states) else renamed(states)
-    own = {name: state for name, state in states.items() if not is_kept_beside(name)}
+    parameters = {name: state for name, state in states.items() if not is_kept_beside(name)}
     averages = {
         name: states[state_name("average", name)]
-        for name in own
+        for name in parameters
         if state_name("average", name) in states
     }
     if part is not None and (part not in PARTS or (part == "average" and not averages)):
@@ -79,4 +81,4 @@ def parameters_in(path: Any, states: Mapping[str, _T], part: Any = None) -> dict
             MiniDNNWarning,
             stacklevel=4,
         )
-    return own if part == "parameters" else {**own, **averages}
+    return parameters if part == "parameters" else {**parameters, **averages}

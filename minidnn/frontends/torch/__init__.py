@@ -1,4 +1,5 @@
-"""The PyTorch front end: modules captured with ``torch.export``, taken as far as known.
+"""The PyTorch front end: captures modules with ``torch.export`` and converts known operations.
 
-Only :mod:`.frontend` may be imported before it has been seen that PyTorch is there.
+:mod:`minidnn.acceleration` uses the same converters on pieces from ``torch.compile``.  Only
+:mod:`.frontend` may be imported before PyTorch is known to be installed.
 """

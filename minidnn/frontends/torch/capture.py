@@ -1,6 +1,7 @@
-"""Capturing a whole module: what it computes, as one functional graph of ATen operations.
+"""Captures a whole module as one functional graph of ATen operations, and converts it.
 
-A rehearsal runs a network's code once without a trace of it: what it writes is put back.
+Capturing runs the module's own Python code, which may have side effects.  :func:`unchanged` takes
+a snapshot of all objects that the code can reach by name, and restores it afterwards.
 """
 
 from __future__ import annotations
@@ -38,89 +39,95 @@ from minidnn.frontends.torch.convert import convert, judge_operations
 from minidnn.frontends.torch.functional import functional
 from minidnn.graph.ir import Graph
 
-#: What is in the objects of these packages is not the network's to write.
+#: Packages whose objects are not part of a snapshot: a network's code does not write to them.
 _LIBRARIES = sys.stdlib_module_names | {"numpy", "pytest", "torch", "_pytest"}
 _INDEXED = (list, bytearray, array.array)
 _CACHED = type(functools.lru_cache(len))
-#: PyTorch notes under such names how it compiles for a tensor, which is to stay.
+#: The prefix of attributes in which PyTorch records how it compiles for a tensor; they are kept.
 _NOTES = "_dynamo"
 
 
 @contextlib.contextmanager
 def unchanged(network: nn.Module) -> Iterator[None]:
-    """Puts back, at the end, what a network's code writes: attributes, containers, buffers, the
-    state of generators of random numbers, and what its code and its hooks name or close over.
+    """Undoes the side effects of a network's code when the block ends.
 
-    Tensors other than buffers are left: pieces write nothing to them, see
+    Restored are attributes, containers, buffers, the states of random number generators, and the
+    globals and closures of its code and hooks.  Tensors other than buffers are not restored:
+    programs write nothing to them meanwhile, see
     :data:`minidnn.acceleration.program.REHEARSING`.
     """
     snapshot = _Snapshot(network)
     tensors = [(each, each.detach().clone()) for each in network.buffers()]
-    states = random.getstate(), np.random.get_state()
+    generator_states = random.getstate(), np.random.get_state()
     devices = {each.device.index for each in network.parameters() if each.is_cuda}
     try:
         with torch.random.fork_rng(devices):
             yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+        random.setstate(generator_states[0])
+        np.random.set_state(generator_states[1])
         snapshot.put_back()
         with torch.no_grad():
             for tensor, value in tensors:
-                # A write would have everything compiled again that holds the buffer.
+                # A write bumps the buffer's version, so everything that holds it would recompile.
                 if tensor.layout is not torch.strided or not torch.equal(tensor, value):
                     tensor.copy_(value)
 
 
 class _Snapshot:
-    """How things are now that the code of a network may write to, by what it names."""
+    """The state of all objects that a network's code can reach and may write to.
+
+    The objects are found by a graph search from the network, over attributes, items, slots,
+    classes, closures, and the globals that code names.  For each object that can change, a function
+    that restores its state is kept.
+    """
 
     def __init__(self, root: Any) -> None:
         self._undo: list[Callable[[], None]] = []
         seen: dict[int, Any] = {}
-        reached = [root]
-        while reached:
-            each = reached.pop()
-            if id(each) not in seen:
-                seen[id(each)] = each
-                reached += self._taken(each)
+        pending = [root]
+        while pending:
+            reachable = pending.pop()
+            if id(reachable) not in seen:
+                seen[id(reachable)] = reachable
+                pending += self._taken(reachable)
 
     def put_back(self) -> None:
-        """Makes things what they were."""
+        """Restores the state of all objects."""
         for undo in self._undo:
             undo()
 
-    def _taken(self, each: Any) -> Iterable[Any]:
-        """Notes how a thing is; gives what it leads to."""
-        if isinstance(each, dict):
-            return self._dict(each)
-        if isinstance(each, _INDEXED):
-            self._undo.append(functools.partial(each.__setitem__, slice(None), each[:]))
-            return each if isinstance(each, list) else ()
-        if isinstance(each, (set, collections.deque)):
-            kept = each.copy()
-            self._undo.append(lambda: _refill(each, kept))
-            return kept
-        if isinstance(each, (tuple, frozenset)):
-            return each
-        if isinstance(each, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
-            held: Any = each
-            return self._dict(held.data)
-        if isinstance(each, threading.local):
-            return self._dict(vars(each))
-        if isinstance(each, _CACHED):
-            return self._cache(each)
-        if isinstance(each, torch.Tensor):
-            return self._dict(vars(each)) if type(each) is nn.Parameter else ()
-        if isinstance(each, np.ndarray):
-            if each.flags.writeable:
-                self._undo.append(functools.partial(np.copyto, each, each.copy()))
+    def _taken(self, value: Any) -> Iterable[Any]:
+        """Records the state of an object, and returns the objects that it refers to."""
+        if isinstance(value, dict):
+            return self._dict(value)
+        if isinstance(value, _INDEXED):
+            self._undo.append(functools.partial(value.__setitem__, slice(None), value[:]))
+            return value if isinstance(value, list) else ()
+        if isinstance(value, (set, collections.deque)):
+            copied = value.copy()
+            self._undo.append(lambda: _refill(value, copied))
+            return copied
+        if isinstance(value, (tuple, frozenset)):
+            return value
+        if isinstance(value, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
+            weak: Any = value
+            return self._dict(weak.data)
+        if isinstance(value, threading.local):
+            return self._dict(vars(value))
+        if isinstance(value, _CACHED):
+            return self._cache(value)
+        if isinstance(value, torch.Tensor):
+            return self._dict(vars(value)) if type(value) is nn.Parameter else ()
+        if isinstance(value, np.ndarray):
+            if value.flags.writeable:
+                self._undo.append(functools.partial(np.copyto, value, value.copy()))
             return ()
-        if isinstance(each, random.Random):
-            self._undo.append(functools.partial(each.setstate, each.getstate()))
-        elif isinstance(each, (io.StringIO, io.BytesIO)) and not each.closed:
-            self._file(each)
-        return self._code(each) if callable(each) else self._object(each)
+        if isinstance(value, random.Random):
+            self._undo.append(functools.partial(value.setstate, value.getstate()))
+        elif isinstance(value, (io.StringIO, io.BytesIO)) and not value.closed:
+            self._file(value)
+        return self._code(value) if callable(value) else self._object(value)
 
     def _dict(self, each: dict[Any, Any]) -> Iterable[Any]:
         kept = dict(each)
@@ -139,7 +146,7 @@ class _Snapshot:
         return kept.values()
 
     def _cache(self, function: Any) -> Iterable[Any]:
-        """Of a function that keeps its results: with new ones among them it forgets all."""
+        """Handles a function under ``lru_cache``: its cache is cleared if results were added."""
         kept = function.cache_info()
 
         def undo() -> None:
@@ -151,18 +158,18 @@ class _Snapshot:
         return (function.__wrapped__,)
 
     def _file(self, file: io.StringIO | io.BytesIO) -> None:
-        kept, place = file.getvalue(), file.tell()
+        content, offset = file.getvalue(), file.tell()
 
         def undo() -> None:
             file.seek(0)
             file.truncate()
-            file.write(kept)  # type: ignore[arg-type]
-            file.seek(place)
+            file.write(content)  # type: ignore[arg-type]
+            file.seek(offset)
 
         self._undo.append(undo)
 
     def _code(self, each: Any) -> Iterable[Any]:
-        """Of what can be called."""
+        """Handles a callable."""
         if isinstance(each, types.FunctionType):
             return self._function(each)
         if isinstance(each, types.MethodType):
@@ -179,7 +186,7 @@ class _Snapshot:
         if _is_library(function.__module__):
             return
         for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):  # it is empty
+            with contextlib.suppress(ValueError):  # the cell is empty
                 self._undo.append(
                     functools.partial(setattr, cell, "cell_contents", cell.cell_contents)
                 )
@@ -215,8 +222,8 @@ class _Snapshot:
         yield from kind.__mro__[1:]
 
     def _object(self, each: Any) -> Iterable[Any]:
-        """Of an object of the network's classes, or a module of PyTorch's.  Modules that get their
-        weights at their first call keep them."""
+        """Handles an instance of the network's own classes, or a module of PyTorch's.  Lazy modules
+        keep the weights that they initialize at their first call."""
         kind = type(each)
         if kind.__module__.partition(".")[0] == "minidnn":
             yield vars(each).get("original") if isinstance(each, nn.Module) else None
@@ -229,28 +236,30 @@ class _Snapshot:
         yield from (kind, getattr(each, "__dict__", None))
         for owner in kind.__mro__:
             if not _is_library(owner.__module__):
-                for place in vars(owner).values():
-                    if isinstance(place, types.MemberDescriptorType):
-                        yield self._slot(each, place)
+                for member in vars(owner).values():
+                    if isinstance(member, types.MemberDescriptorType):
+                        yield self._slot(each, member)
 
-    def _slot(self, each: Any, place: types.MemberDescriptorType) -> Any:
+    def _slot(self, each: Any, slot: types.MemberDescriptorType) -> Any:
         try:
-            value = place.__get__(each)
-        except AttributeError:  # it is empty
-            self._undo.append(lambda: _emptied(each, place))
+            value = slot.__get__(each)
+        except AttributeError:  # the slot is empty
+            self._undo.append(lambda: _emptied(each, slot))
             return None
-        self._undo.append(lambda: place.__set__(each, value))
+        self._undo.append(lambda: slot.__set__(each, value))
         return value
 
 
 def _refill(each: Any, kept: Any) -> None:
+    """Restores the elements of a set or a deque in place."""
     each.clear()
     each.update(kept) if isinstance(each, set) else each.extend(kept)
 
 
-def _emptied(each: Any, place: types.MemberDescriptorType) -> None:
+def _emptied(each: Any, slot: types.MemberDescriptorType) -> None:
+    """Empties a slot of an object."""
     with contextlib.suppress(AttributeError):
-        place.__delete__(each)
+        slot.__delete__(each)
 
 
 def _is_note(key: Any) -> bool:
@@ -262,7 +271,7 @@ def _is_library(module: Any) -> bool:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """The names of globals and attributes in code, and in what is defined in it."""
+    """The names of globals and attributes in a code object and in the code objects within it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -272,12 +281,12 @@ def _names(code: types.CodeType) -> Iterator[str]:
 def capture(
     root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> Captured:
-    """Captures what a module computes, without gradients, for arguments of these sizes.
+    """Captures a module without gradients, specialized to the shapes of these arguments.
 
-    ``torch.export`` runs the module's own Python on tensors without data.
+    ``torch.export`` runs the module's own Python on fake tensors.
 
-    UnsupportedError if that cannot be had, with what PyTorch says; what the module's own code
-    raises for such arguments.
+    Raises UnsupportedError, with PyTorch's message, if the module cannot be exported; or the
+    exception that the module's own code raises for these arguments.
     """
     check_scripted(root)
     name = type(root).__name__
@@ -285,9 +294,9 @@ def capture(
         try:
             with _unheard(), layers_in_full():
                 program = contextvars.copy_context().run(_exported, root, args, kwargs or {})
-        except Exception as error:  # whatever a module's own Python does
+        except Exception as error:  # exporting may raise anything
             with unchanged(root):
-                root(*args, **(kwargs or {}))  # a mistake of the caller's comes to light here
+                root(*args, **(kwargs or {}))  # invalid arguments raise the module's own error
             text = " ".join(str(error).split())
             raise UnsupportedError(
                 f"{name} cannot be captured: {type(error).__name__}: {text:.300}; "
@@ -295,37 +304,37 @@ def capture(
             ) from error
         leaves = iter(pytree.tree_leaves((tuple(args), dict(kwargs or {}))))
         held: dict[int, Held] = {}
-        given: list[Any] = []
-        for place, spec in enumerate(program.graph_signature.input_specs):
+        arguments: list[Any] = []
+        for position, spec in enumerate(program.graph_signature.input_specs):
             if spec.kind is InputKind.USER_INPUT:
-                given.append(next(leaves))
+                arguments.append(next(leaves))
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-                held[place] = _held(root, str(spec.target))
-                given.append(held[place].tensor)
+                held[position] = _held(root, str(spec.target))
+                arguments.append(held[position].tensor)
             elif spec.kind is InputKind.CONSTANT_TENSOR:
-                held[place] = Held(program.constants, spec.target, str(spec.target))
-                given.append(held[place].tensor)
+                held[position] = Held(program.constants, spec.target, str(spec.target))
+                arguments.append(held[position].tensor)
             else:
                 raise UnsupportedError(f"{name} is given {spec.target!r} of kind {spec.kind}")
-        captured = functional(program.graph_module, given, held, trained=False, enabled=False)
-    of_user = [place for place in range(len(given)) if place not in held]
-    places = {place: i for i, place in enumerate(of_user)}
+        captured = functional(program.graph_module, arguments, held, trained=False, enabled=False)
+    user_inputs = [position for position in range(len(arguments)) if position not in held]
+    leaf_of = {position: i for i, position in enumerate(user_inputs)}
     names = [node.name for node in program.graph_module.graph.nodes if node.op == "placeholder"]
-    for node, place in captured.given.items():
-        node.meta["minidnn_name"] = names[place]
-    captured.given = {node: places[place] for node, place in captured.given.items()}
+    for node, position in captured.given.items():
+        node.meta["minidnn_name"] = names[position]
+    captured.given = {node: leaf_of[position] for node, position in captured.given.items()}
     captured.arranged = program.call_spec.out_spec
     return captured
 
 
 def _exported(root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What PyTorch makes of a module, whose code may keep tensors without data: all that it writes
-    is put back."""
+    """Exports a module.  Its code may store fake tensors in objects, which are restored."""
     with unchanged(root):
         return torch.export.export(root, tuple(args), dict(kwargs), strict=False)
 
 
 def _held(root: nn.Module, name: str) -> Held:
+    """The parameter or buffer of a module that has this path."""
     path, _, key = name.rpartition(".")
     owner = root.get_submodule(path)
     holder: MutableMapping[str, Any] = (
@@ -336,7 +345,7 @@ def _held(root: nn.Module, name: str) -> Held:
 
 @contextlib.contextmanager
 def _unheard() -> Iterator[None]:
-    """PyTorch logs what fails while it captures, with its traceback; here an exception tells it."""
+    """Silences PyTorch's log, which repeats the tracebacks of exceptions that are handled here."""
     log = logging.getLogger("torch")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -347,7 +356,7 @@ def _unheard() -> Iterator[None]:
 
 
 def check_scripted(module: nn.Module) -> None:
-    """UnsupportedError if a module as a whole is scripted or traced."""
+    """Raises UnsupportedError if a module itself is a TorchScript module, scripted or traced."""
     if isinstance(module, torch.jit.ScriptModule):
         raise UnsupportedError(
             f"{type(module).__name__} cannot be captured: it is a TorchScript module, whose "
@@ -360,12 +369,14 @@ def graph_of_module(
     shapes: Sequence[Sequence[int]],
     named: Mapping[str, Sequence[int]],
 ) -> Graph:
-    """The graph for arguments of these shapes, in the dtype of the module's parameters (float32 if
-    they have several, or none).
+    """Returns the graph of a module for arguments of these shapes, by position and by name.
 
-    GraphError if the module fails on such arguments, OutOfMemoryError if they do not fit into
-    memory; UnsupportedError lists every operation that is not known, and results that are no
-    tensors.
+    The arguments have the dtype of the module's parameters (float32 if these have several floating-
+    point dtypes, or none).
+
+    Raises GraphError if the module fails on such arguments, OutOfMemoryError if they do not fit
+    into memory, and UnsupportedError with a list of all operations that are not known and all
+    results that are not computed from the arguments.
     """
     name = type(module).__name__
     zeros = partial(_zeros, module)
@@ -375,10 +386,10 @@ def graph_of_module(
         captured = capture(module, args, kwargs)
     except MiniDNNError:
         raise
-    except Exception as error:  # whatever the module's own code does
-        given = ", ".join([*(str(tuple(a.shape)) for a in args), *(f"{k}=..." for k in kwargs)])
+    except Exception as error:  # the module's own code may raise anything
+        shown = ", ".join([*(str(tuple(a.shape)) for a in args), *(f"{k}=..." for k in kwargs)])
         raise GraphError(
-            f"{name} fails on arguments of shapes {given}, as shape gives them "
+            f"{name} fails on arguments of shapes {shown}, as shape gives them "
             f"({type(error).__name__}: {error})"
         ) from error
     problems = _problems(captured)
@@ -391,7 +402,7 @@ def graph_of_module(
 
 
 def _zeros(module: torch.nn.Module, shape: Sequence[int]) -> torch.Tensor:
-    """An argument of that shape, where the module's parameters are and in their dtype."""
+    """An argument of zeros on the device and in the dtype of the module's parameters."""
     parameters = list(module.parameters())
     dtypes = {p.dtype for p in parameters if p.dtype.is_floating_point}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
@@ -408,26 +419,30 @@ def _zeros(module: torch.nn.Module, shape: Sequence[int]) -> torch.Tensor:
 
 
 def convert_all(captured: Captured, name: str) -> Graph:
-    """The graph of a captured program that is known throughout: its inputs are the arguments that
-    it reads, its outputs all results, in their order; a dict of results keeps their names."""
+    """Returns the graph of a captured program of which every operation is known.
+
+    The inputs are the arguments that the program reads, and the outputs are all of its results, in
+    order.  If the results are a dict, its keys are the names of the outputs.
+    """
     part = convert(captured.operations, captured.constants, captured.tensor, name)
     by_node = dict(zip(part.outputs, part.graph.outputs, strict=True))
     outputs = [by_node[node] for node in results_of(captured)]
     by_input = dict(zip(part.inputs, part.graph.inputs, strict=True))
     inputs = [by_input[node] for node in captured.given if node in by_input]
-    places = pytree.tree_unflatten(range(len(outputs)), captured.arranged)
-    named = isinstance(places, dict) and list(places.values()) == list(range(len(outputs)))
-    return Graph(inputs, outputs, part.graph.nodes, name, list(places) if named else None)
+    positions = pytree.tree_unflatten(range(len(outputs)), captured.arranged)
+    named = isinstance(positions, dict) and list(positions.values()) == list(range(len(outputs)))
+    return Graph(inputs, outputs, part.graph.nodes, name, list(positions) if named else None)
 
 
 def results_of(captured: Captured) -> list[Any]:
-    """What the program gives, in order."""
+    """The results of a captured program, in order."""
     output = next(node for node in captured.module.graph.nodes if node.op == "output")
     results: Any = output.args[0]
     return list(results)
 
 
 def _problems(captured: Captured) -> list[str]:
+    """What keeps a captured program from being converted as a whole, one message each."""
     left: dict[Node, str] = {}
     operations = captured.operations
     judge_operations(operations, captured.constants, captured.tensor, lambda graph: None, left)
@@ -439,8 +454,8 @@ def _problems(captured: Captured) -> list[str]:
     if captured.writes:
         problems.append("it writes to its arguments or buffers")
     computed = dict.fromkeys(operations)
-    for place, result in enumerate(results_of(captured)):
+    for position, result in enumerate(results_of(captured)):
         if result not in computed:
             name = result.meta.get("minidnn_name", result) if isinstance(result, Node) else result
-            problems.append(f"result {place} is {name}, which is not computed of the arguments")
+            problems.append(f"result {position} is {name}, which is not computed of the arguments")
     return problems

@@ -1,4 +1,7 @@
-"""A captured program: operations of ATen without writes, and what is written back afterwards."""
+"""A captured program: a functional graph of ATen operations, and the values to write back.
+
+:mod:`.functional` makes such programs; converters and :mod:`minidnn.acceleration` read them.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,16 @@ from minidnn._torch_internals import unguarded
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.convert import label_of
 
-#: Held by the thread that captures: PyTorch keeps what it does meanwhile where all threads see it.
-#: Whoever makes programs holds it all along, so that nobody waits for it who is waited for.
+#: The lock of the thread that captures, as PyTorch keeps the state of a capture in globals.
+#: A thread that makes programs holds it from beginning to end, so that no two threads can wait for
+#: each other.
 CAPTURING = ForkLock(reentrant=True)
 
 
 @contextlib.contextmanager
 def layers_in_full() -> Iterator[None]:
-    """Has PyTorch's layers compute attention by its usual operations, and not by one of its own
-    for inference, of which nothing is known here.  For who holds :data:`CAPTURING`."""
+    """Switches off PyTorch's fast path for attention layers, whose fused inference operations are
+    not known here.  The caller holds :data:`CAPTURING`."""
     mha = torch.backends.mha
     before = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)
@@ -38,7 +42,13 @@ def layers_in_full() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor that a module holds under a name, as it is now: ``holder[key]``."""
+    """A parameter, buffer or constant of a module, read as ``holder[key]`` whenever it is needed.
+
+    Attributes:
+        holder: the mapping that holds the tensor, such as a module's ``_parameters``.
+        key: its key in ``holder``.
+        name: its path in the module, for messages and for names in graphs.
+    """
 
     holder: Any
     key: Any
@@ -50,7 +60,7 @@ class Held:
 
 
 def reader_of(held: Iterable[Held]) -> Callable[[], Iterator[Any]]:
-    """What gives these tensors as they are whenever it is called."""
+    """Returns a function that iterates over the tensors that are held when it is called."""
     every = list(held)
     return partial(
         map, operator.getitem, [each.holder for each in every], [each.key for each in every]
@@ -59,17 +69,19 @@ def reader_of(held: Iterable[Held]) -> Callable[[], Iterator[Any]]:
 
 @dataclass
 class Captured:
-    """A captured program.
+    """A program captured for arguments of fixed shapes.
 
     Attributes:
-        module: the operations, reading placeholders.
-        held: placeholders that stand for tensors which the module holds.
-        given: placeholders that stand for leaves of the arguments, with their places among them.
-        constants: all nodes that are held, or computed of what is held alone or of nothing.
-        writes: results (by place) that are written back to a placeholder's tensor after a run.
-        arranged: how the results are arranged, for ``torch.utils._pytree``.
-        untaped: placeholders that are written to where gradients are off.
-        counted: placeholders of counters to which a run adds one.
+        module: the FX graph of the operations.
+        held: placeholders of tensors that the captured module holds.
+        given: placeholders of the arguments' leaves, with the positions of these leaves.
+        constants: nodes whose values are known before a run: those that are held, and those that
+            are computed from such nodes alone or without operands.
+        writes: results that are written back after a run: position of the result, and placeholder
+            of the tensor that it is written to.
+        arranged: the structure (``TreeSpec``) of the results, for ``torch.utils._pytree``.
+        untaped: placeholders whose tensors are written to without gradient mode.
+        counted: placeholders of counters that a run increments by one.
     """
 
     module: GraphModule
@@ -83,12 +95,12 @@ class Captured:
 
     @property
     def has_writes(self) -> bool:
-        """Whether a run writes to what the module holds or is given."""
+        """Whether a run writes to tensors of the module or to arguments."""
         return bool(self.writes or self.counted)
 
     @property
     def operations(self) -> list[Node]:
-        """What is computed at run time, in order."""
+        """The nodes that are computed at run time, in the program's order."""
         return [
             node
             for node in self.module.graph.nodes
@@ -100,11 +112,11 @@ class Captured:
         return label_of(node)
 
     def unknown(self, node: Node, reason: str) -> str:
-        """What is said of an operation that is not known for this reason."""
+        """The message about an operation that is left for this reason."""
         return f"{self.label(node)}: {key_of(node)}: {reason}"
 
     def tensor(self, node: Node) -> Any:
-        """A constant's tensor as it is now."""
+        """The current tensor of a constant; it is computed where the module does not hold it."""
         if node in self.held:
             return self.held[node].tensor
         if node.op == "get_attr":

@@ -1,4 +1,8 @@
-"""From captured operations to graphs: one operation to judge it, a whole part to compile it."""
+"""Converts captured ATen operations to graphs.
+
+A single operation is converted to judge whether it is known and the device can run it; the
+operations of a whole part are converted to compile them.  The converters are in :mod:`.aten`.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,10 @@ from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import Trace, tracing
 from minidnn.graph.types import numpy_dtype
 
-#: Gives the tensor of a constant, a weight or what is computed of weights, as it is now.
+#: Returns the current tensor of a constant node: a weight, or a value computed from weights.
 Tensors = Callable[[Node], Any]
 
-#: Why a device cannot run a graph; None if it can.
+#: Returns the reason why a device cannot run a graph, or None if it can.
 Judge = Callable[[Graph], str | None]
 
 assert aten.__all__  # converters are registered by importing their families
@@ -33,14 +37,17 @@ assert aten.__all__  # converters are registered by importing their families
 
 @dataclass(frozen=True)
 class Part:
-    """Taken operations as a graph, and the captured nodes that its inputs and outputs are.
+    """The graph of a part of a captured program, and the captured nodes of its inputs and outputs.
 
     Attributes:
-        written: inputs that the part writes to itself: what they become are further outputs of the
-            graph, in this order.
-        random: how many further inputs are numbers that random numbers follow from.
-        overwritten: the inputs, by place, that are written to after the part has run.
-        differentiable: how many of the outputs, from the first, may have gradients; all by default.
+        graph: the converted operations.
+        inputs: the captured nodes of the graph's first inputs.
+        outputs: the captured nodes of the graph's first outputs.
+        written: inputs that the part updates in place; their new values are the graph's last
+            outputs, in this order.
+        random: number of further inputs, the states of the random number generator.
+        differentiable: number of leading outputs that may require gradients; None means all.
+        overwritten: positions of inputs whose memory is written to after the part has run.
     """
 
     graph: Graph
@@ -60,51 +67,57 @@ def convert(
     results: Sequence[Node] | None = None,
     trained: bool = False,
 ) -> Part:
-    """The graph of operations that are all taken.
+    """Returns the graph of operations that are all known.
 
-    Its outputs are ``results``, or what others read; its inputs what the operations read of
-    others.  Constants are read with ``tensors`` when they are first needed.  ``trained`` says that
-    the network is: what it draws random numbers from are inputs, too.
+    Args:
+        nodes: the operations, in the program's order.
+        constants: nodes that become constants of the graph.
+        tensors: reads a constant's tensor when its data is first needed.
+        name: of the graph.
+        results: the outputs; by default the nodes that others outside of ``nodes`` read.
+        trained: whether the network is trained; the states of the random number generator are then
+            inputs, too.
     """
-    within = dict.fromkeys(nodes)
+    members = dict.fromkeys(nodes)
     with tracing(name, training=trained) as trace:
         values = _Values(trace, constants, tensors)
         for node in nodes:
             for operand in node.all_input_nodes:
-                if operand not in within and operand not in constants:
+                if operand not in members and operand not in constants:
                     values.add_input(operand)
         for node in nodes:
             values.compute(node)
-        outputs = [node for node in nodes if any(user not in within for user in node.users)]
+        outputs = [node for node in nodes if any(user not in members for user in node.users)]
         outputs = outputs if results is None else list(results)
         graph = trace.graph([values[node] for node in outputs])
     if not graph.states:
         return Part(graph, tuple(values.inputs), tuple(outputs))
-    given = _given_states(graph)
-    return Part(given, tuple(values.inputs), tuple(outputs), random=len(graph.states))
+    with_inputs = _given_states(graph)
+    return Part(with_inputs, tuple(values.inputs), tuple(outputs), random=len(graph.states))
 
 
 def _given_states(graph: Graph) -> Graph:
-    """The graph with its states as further inputs; what they become is for the caller to say."""
-    stands: dict[Value, Value] = {state: Value(state.type, state.name) for state in graph.states}
+    """Returns the graph with its states as further inputs, and without the operations that update
+    them: the caller updates the states."""
+    replaced: dict[Value, Value] = {state: Value(state.type, state.name) for state in graph.states}
     nodes: list[ir.Node] = []
     for node in graph.nodes:
-        operands = [stands.get(value, value) for value in node.inputs]
+        operands = [replaced.get(value, value) for value in node.inputs]
         new = ir.Node(node.op, operands, node.name, node.source)
-        stands.update(zip(node.outputs, new.outputs, strict=True))
+        replaced.update(zip(node.outputs, new.outputs, strict=True))
         nodes.append(new)
-    outputs = [stands.get(value, value) for value in graph.outputs]
+    outputs = [replaced.get(value, value) for value in graph.outputs]
     live = set(outputs)
     kept: list[ir.Node] = []
     for node in reversed(nodes):
         if not live.isdisjoint(node.outputs):
             kept.append(node)
             live.update(node.inputs)
-    inputs = [*graph.inputs, *(stands[state] for state in graph.states)]
+    inputs = [*graph.inputs, *(replaced[state] for state in graph.states)]
     return Graph(inputs, outputs, kept[::-1], graph.name)
 
 
-#: Blocks within a module, which are one operation each in its program.
+#: Blocks of a module that are one higher-order operation each, and why they are left.
 _BLOCKS = {"wrap_with_autocast": "it is a block under autocast, which PyTorch honours"}
 
 
@@ -116,7 +129,8 @@ def judge_operations(
     left: dict[Node, str],
     trained: bool = False,
 ) -> None:
-    """Adds to ``left`` those of ``nodes`` (in the program's order) that are left, and why."""
+    """Adds to ``left`` each of ``nodes`` (in the program's order) that cannot be converted, or that
+    the device cannot run, with the reason."""
     verdicts: dict[Any, str | None] = {}
     for node in nodes:
         if node not in left:
@@ -134,6 +148,8 @@ def _reason(
     verdicts: dict[Any, str | None],
     trained: bool,
 ) -> str | None:
+    """Why an operation is left; None if it is taken.  ``verdicts`` caches those of ``judge`` by
+    operators and types."""
     if node.target is operator.getitem:
         container = node.all_input_nodes[0]
         return left.get(container)
@@ -163,12 +179,13 @@ def _reason(
 
 
 def _place(node: Node) -> int:
-    """Which of several results a getitem takes."""
+    """The index of the result that a ``getitem`` node selects."""
     place: Any = node.args[1]
     return int(place)
 
 
 def _results(node: Node) -> Sequence[Any]:
+    """The fake tensors of a node's results."""
     value = node.meta.get("val")
     if not isinstance(value, (list, tuple)):
         return (value,)
@@ -178,7 +195,10 @@ def _results(node: Node) -> Sequence[Any]:
 
 
 class _Values:
-    """The values of a graph that is being recorded, by the captured nodes that they stand for."""
+    """The values of a graph that is being recorded, by the captured nodes that they come from.
+
+    A node with several results has a list of values, with None for results that are not computed.
+    """
 
     def __init__(self, trace: Trace, constants: Mapping[Node, None], tensors: Tensors) -> None:
         self._trace = trace
@@ -193,8 +213,8 @@ class _Values:
         return self._found[node]
 
     def all_of(self, node: Node) -> list[Any]:
-        found = self[node]
-        return list(found) if isinstance(found, (list, tuple)) else [found]
+        value = self[node]
+        return list(value) if isinstance(value, (list, tuple)) else [value]
 
     def add_input(self, node: Node) -> None:
         if node not in self._found:
@@ -212,8 +232,8 @@ class _Values:
         if entry is None:
             raise Refused(why_left(key_of(node)))
         with _scope(self._trace, node):
-            found = entry.converter(AtenCall(node, self))
-        self._found[node] = found
+            results = entry.converter(AtenCall(node, self))
+        self._found[node] = results
         for value, expected in zip(self.all_of(node), _results(node), strict=True):
             if value is not None and value.type != type_of(expected):
                 raise Refused(f"it would give {value.type}, PyTorch gives {type_of(expected)}")
@@ -221,14 +241,15 @@ class _Values:
     def _constant(self, node: Node) -> Value:
         type = type_of(node.meta.get("val"))
         name = node.meta.get("minidnn_name", node.name)
-        held = numpy_dtype(type.dtype)
+        dtype = numpy_dtype(type.dtype)
         return self._trace.constant(
-            node, name, type, lambda: as_numpy(self._tensors(node)).astype(held, copy=False)
+            node, name, type, lambda: as_numpy(self._tensors(node)).astype(dtype, copy=False)
         )
 
 
 def as_numpy(tensor: Any) -> np.ndarray:
-    """A tensor of any device as NumPy has it; on the CPU its memory is shared."""
+    """Returns a tensor of any device as an array, which shares the memory of a tensor on the CPU
+    unless its dtype is bfloat16: that becomes float32."""
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()  # NumPy has no bfloat16
@@ -236,19 +257,20 @@ def as_numpy(tensor: Any) -> np.ndarray:
 
 
 def path_of(node: Node) -> tuple[str, bool]:
-    """The path of the module that an operation comes from, and whether that has no children."""
+    """The path of the module that an operation comes from, and whether that counts as a leaf: it is
+    a layer of PyTorch's, or calls no other module."""
     stack = node.meta.get("nn_module_stack") or {}
     path, kind = "", ""
     for entry in stack.values():
         path, kind = str(entry[0]), str(entry[1])
     # torch.compile's paths begin with the name of a local variable.
     path = re.sub(r"^L\['\w+'\]\.?", "", path)
-    plain = "torch.nn.modules." in kind and ".container." not in kind
-    return path, plain or bool(node.meta.get("minidnn_leaf"))
+    is_leaf = "torch.nn.modules." in kind and ".container." not in kind
+    return path, is_leaf or bool(node.meta.get("minidnn_leaf"))
 
 
 def label_of(node: Node) -> str:
-    """The name of what a node computes: its module's path, or the name PyTorch gave it."""
+    """The label of a node: the path of its leaf module, or the name that PyTorch gave it."""
     path, leaf = path_of(node)
     return path if path and leaf else node.name
 

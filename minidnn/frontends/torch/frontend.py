@@ -1,6 +1,7 @@
-"""The front end that ``minidnn.compile`` finds for PyTorch's modules, and what these need.
+"""The front end for PyTorch modules, and the checks of their requirements.
 
-PyTorch has to be there, in a version that is known to work, and modules in evaluation mode.
+PyTorch has to be installed in a supported version, and modules have to be in evaluation mode.  This
+module imports PyTorch only when it is needed.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from minidnn._versions import SUPPORTED, numbers
 from minidnn.errors import DeviceError, GraphError
 from minidnn.graph.ir import Graph
 
-#: The first accepted version and the first one that is not.
+#: The first supported version of PyTorch, and the first one after it that is not supported.
 OLDEST, BEYOND = next(
     (numbers(each.oldest), numbers(each.below)) for each in SUPPORTED if each.name == "torch"
 )
 
 
 def require_torch() -> None:
-    """Imports PyTorch; DeviceError if it is missing, its version is not accepted, or it lacks what
-    minidnn asks of it."""
+    """Imports PyTorch.  Raises DeviceError if it is missing, its version is not supported, or it
+    lacks an internal function that minidnn uses."""
     valid = f"valid are {_text(OLDEST)} to {_text((BEYOND[0], BEYOND[1] - 1))}"
     try:
         import_module("torch")
@@ -34,9 +35,9 @@ def require_torch() -> None:
         raise DeviceError(
             f"PyTorch is not installed; {valid}: pip install 'minidnn[torch]'"
         ) from None
-    found = _installed()
-    if not OLDEST <= numbers(found)[:2] < BEYOND:
-        raise DeviceError(f"PyTorch {found} is installed; {valid}")
+    installed = _installed()
+    if not OLDEST <= numbers(installed)[:2] < BEYOND:
+        raise DeviceError(f"PyTorch {installed} is installed; {valid}")
     import_module("minidnn._torch_internals")
 
 
@@ -55,9 +56,11 @@ def _text(version: tuple[int, ...]) -> str:
 
 
 def check_mode(module: Any, where: str = "", trains: bool = False) -> None:
-    """GraphError if a module is in training mode; it says how that is left.
+    """Raises GraphError, which says how to leave training mode, if a module is in it.
 
-    trains: whether training mode is valid, of a module that can change between both.
+    where: the beginning of the message.
+    trains: whether training mode is valid for modules that can switch modes; exported programs
+        cannot.
     """
     if module.training and not (trains and not _is_exported(module)):
         how = "call module.eval() first"
@@ -73,7 +76,7 @@ def check_mode(module: Any, where: str = "", trains: bool = False) -> None:
 
 
 def evaluated(module: Any) -> Any:
-    """The module, set to evaluation mode."""
+    """Sets a module to evaluation mode, and returns it."""
     if _is_exported(module):
         module.training = False
         return module
@@ -82,38 +85,38 @@ def evaluated(module: Any) -> Any:
 
 @contextmanager
 def in_evaluation(network: Any) -> Iterator[None]:
-    """Has a module be in evaluation mode until the block ends, and each of its parts in its own
-    mode then; an exported program, and what is no module, stay as they are."""
-    takes = callable(getattr(network, "modules", None)) and not _is_exported(network)
-    modes = {part: part.training for part in network.modules()} if takes else {}
+    """Sets a module and its submodules to evaluation mode until the block ends, and restores the
+    mode of each one then.  Exported programs and other objects stay as they are."""
+    switches = callable(getattr(network, "modules", None)) and not _is_exported(network)
+    modes = {submodule: submodule.training for submodule in network.modules()} if switches else {}
     try:
-        for part in modes:
-            part.training = False
+        for submodule in modes:
+            submodule.training = False
         yield
     finally:
-        for part, mode in modes.items():
-            part.training = mode
+        for submodule, mode in modes.items():
+            submodule.training = mode
 
 
 def _is_exported(module: Any) -> bool:
-    """Whether it is what ``torch.export`` gives: such a module has an ``eval`` of its own, which
-    does nothing but raise."""
+    """Whether a module is an exported program: ``torch.export`` gives its modules an ``eval``
+    attribute that raises."""
     return "eval" in vars(module)
 
 
 class TorchFrontEnd:
-    """Modules of PyTorch."""
+    """Converts PyTorch modules."""
 
     name = "torch"
     takes = "PyTorch modules"
 
     def accepts(self, network: object) -> bool:
-        torch = sys.modules.get("torch")  # who has a module has imported PyTorch
+        torch = sys.modules.get("torch")  # imported already if the network is a module
         return torch is not None and isinstance(network, torch.nn.Module)
 
     def to_graph(self, network: Any, shape: Any) -> Graph:
-        """The graph of what the module computes for float32 inputs of these shapes; the weights
-        are read when the graph is compiled."""
+        """Returns the graph of a module for inputs of these shapes, whose dtype is that of its
+        parameters.  The weights are read when the graph is compiled."""
         require_torch()
         from minidnn.frontends.torch.capture import graph_of_module
 
@@ -122,7 +125,7 @@ class TorchFrontEnd:
 
 
 def _arguments(shape: Any) -> tuple[list[Sequence[int]], dict[str, Sequence[int]]]:
-    """The shapes of the arguments by position, and of those by name."""
+    """The shapes of the positional arguments, and of the keyword arguments by name."""
     if isinstance(shape, Mapping):
         return [], dict(shape)
     if isinstance(shape, Sequence) and shape:

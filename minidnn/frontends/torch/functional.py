@@ -1,13 +1,13 @@
 """A piece of PyTorch code as a functional graph of ATen operations.
 
-PyTorch's Dynamo hands over pieces of a user's code that write in place, make views and switch
-gradients on and off.  AOTAutograd's functionalization gives the same without writes: what a piece
-would write to an argument is a further result, which is written back afterwards.  In such a graph a
-cut between any two operations is harmless, and operations below autograd (``conv2d``, not its
-decomposition) stay whole.
+Dynamo hands over pieces of a user's code that write in place, make views, and switch gradient mode
+on and off.  AOTAutograd's functionalization turns such a piece into a graph without writes: the
+value that the piece would write to an argument becomes a further result, which the caller writes
+back after the run.  Such a graph may be cut between any two operations.  The graph is captured
+before autograd dispatch, so composite operations such as ``conv2d`` are not decomposed.
 
-Gradients are PyTorch's tape around the pieces of the graph.  Where the code switches gradients off,
-operands are detached, which has the same meaning and no state.
+PyTorch's tape records the parts of the graph and computes gradients across them.  Where the code
+switches gradient mode off, operands are detached instead, which has the same meaning and no state.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from minidnn.frontends.torch.memory import (
 from minidnn.frontends.torch.opaque import put_back, standing_for
 from minidnn.frontends.torch.untaped_writes import check_untaped_writes
 
-#: Operations that check what the key of a program says already.
+#: Assertions about arguments, which the cache key of a program implies already.
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
 _CHECKPOINT = "tag_activation_checkpoint"
 _DETACH = torch.ops.aten.detach.default
-#: The key of what says that a node's value may require a gradient.
+#: The key in ``node.meta`` of the flag that a node's value may require a gradient.
 _TRACKED = "minidnn_tracked"
 
 
@@ -62,24 +62,26 @@ def functional(
     trained: bool,
     enabled: bool,
 ) -> Captured:
-    """The functional graph of a piece for arguments of these sizes.
+    """Returns the functional graph of a piece, specialized to the shapes of these arguments.
 
     Args:
-        piece: what Dynamo hands over; its results are a tuple.
-        args: arguments as the piece is called with them.
-        held: arguments, by place, that are weights: constants where the piece is not trained.
-        trained: whether gradients may flow through some of it.
-        enabled: whether gradients are on where the piece begins.
+        piece: the FX graph module that Dynamo hands over; its results are a tuple.
+        args: the arguments with which the piece is called.
+        held: the weights among the arguments, by position; they are constants where the piece is
+            not trained.
+        trained: whether gradients may flow through a part of the piece.
+        enabled: whether gradient mode is on where the piece begins.
 
     Returns:
-        The graph; its results are what is written back to arguments, and those of the piece.
+        The captured program.  Its results are the values to be written back to arguments, followed
+        by the results of the piece.
 
     Raises:
         UnsupportedError: PyTorch cannot make it functional; it says why.
     """
     with CAPTURING:
-        own = contextvars.copy_context()
-        return own.run(_functional, piece, args, held, trained, enabled)
+        context = contextvars.copy_context()
+        return context.run(_functional, piece, args, held, trained, enabled)
 
 
 def _functional(
@@ -92,16 +94,16 @@ def _functional(
     if trained:
         check_untaped_writes(piece, args, enabled)
     try:
-        # The code of the piece may leave gradients otherwise.  The operation of cuDNN for a batch
-        # normalization says nothing of the statistics that it writes.
+        # The piece's code may leave gradient mode changed.  cuDNN is off because the schema of its
+        # batch normalization does not declare the running statistics that it writes.
         grad = torch.set_grad_enabled(enabled)
-        plain = torch.backends.cudnn.flags(enabled=False)
-        with grad, plain, standing_for(_prepared(piece)) as whole:
+        without_cudnn = torch.backends.cudnn.flags(enabled=False)
+        with grad, without_cudnn, standing_for(_prepared(piece)) as prepared:
             module, signature = aot_export_module(
-                whole, _without_data(args), trace_joint=False, pre_dispatch=True
+                prepared, _without_data(args), trace_joint=False, pre_dispatch=True
             )
             put_back(module.graph)
-    except Exception as error:  # whatever PyTorch says of what it does not trace
+    except Exception as error:  # tracing may raise anything
         text = " ".join(str(error).split())
         raise UnsupportedError(
             f"PyTorch cannot make it functional ({type(error).__name__}: {text:.400})"
@@ -114,7 +116,7 @@ def _functional(
             "tensors that its code holds"
         )
     by_name = {node.name: node for node in placeholders}
-    # What is written back comes first; the same value may be a result of the piece, too.
+    # The values to write back are the first results; one of them may be a result of the piece, too.
     writes = [(i, by_name[name]) for i, name in enumerate(signature.user_inputs_to_mutate.values())]
     _without_copies(graph)
     _remove(graph, _CHECKS)
@@ -124,10 +126,10 @@ def _functional(
     untaped = set(placeholders)
     if trained and (enabled or any(switches_on(node) for node in graph.nodes)):
         taped = _detach(graph, placeholders, args, enabled)
-        for place, node in writes:
-            given, result = args[placeholders.index(node)], results[place]
-            # PyTorch refuses to write to leaves but past its tape: by ``.data``, or without it.
-            hidden = result not in taped or (given.requires_grad and given.is_leaf)
+        for position, node in writes:
+            argument, result = args[placeholders.index(node)], results[position]
+            # PyTorch allows a write to a leaf past its tape alone: by ``.data``, or without it.
+            hidden = result not in taped or (argument.requires_grad and argument.is_leaf)
             if not hidden and (is_tracked(result) or is_tracked(node)):
                 untaped.remove(node)
             elif is_tracked(node):
@@ -141,17 +143,17 @@ def _functional(
     made_of_nothing(graph)
     graph.eliminate_dead_code()
     module.recompile()
-    for place, where in held.items():
-        placeholders[place].meta["minidnn_name"] = where.name
-    own = {placeholders[place]: where for place, where in held.items()}
-    given = {node: place for place, node in enumerate(placeholders) if node not in own}
+    for position, holder in held.items():
+        placeholders[position].meta["minidnn_name"] = holder.name
+    held_nodes = {placeholders[position]: holder for position, holder in held.items()}
+    given = {node: position for position, node in enumerate(placeholders) if node not in held_nodes}
     output = next(node for node in graph.nodes if node.op == "output")
     count = len(output.args[0]) - len(writes)
     return Captured(
         module,
-        own,
+        held_nodes,
         given,
-        constants(graph, () if trained else own),
+        constants(graph, () if trained else held_nodes),
         writes,
         pytree.tree_structure((0,) * count),
         untaped=frozenset(untaped),
@@ -160,7 +162,8 @@ def _functional(
 
 
 def _without_data(args: Sequence[Any]) -> list[Any]:
-    """Tensors without data like the arguments; a number that a piece takes of one is unknown."""
+    """Returns fake tensors for the arguments; a number that the piece reads from a tensor
+    (``item()``) is a symbol of unknown value."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
     mode.allow_scalar_outputs = True
     return [
@@ -172,8 +175,8 @@ def _without_data(args: Sequence[Any]) -> list[Any]:
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that is not the result of an operation that PyTorch has on its tape."""
-    if tensor.is_inference():  # which PyTorch does not make functional
+    """Returns a tensor of the same metadata that is a leaf of PyTorch's tape."""
+    if tensor.is_inference():  # functionalization refuses inference tensors
         with torch.inference_mode(False):
             return torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
@@ -182,8 +185,8 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _without_copies(graph: Graph) -> None:
-    """Puts, in the place of what a tensor is after another was copied to it, that other one in its
-    shape and dtype."""
+    """Replaces each functional ``copy`` by its source, converted to the dtype and device of the
+    destination and broadcast to its shape."""
     for node in list(graph.nodes):
         if node.target is not torch.ops.aten.copy.default:
             continue
@@ -191,9 +194,9 @@ def _without_copies(graph: Graph) -> None:
         value = source.meta["val"]
         with graph.inserting_before(node):
             if (value.dtype, value.device) != (before.dtype, before.device):
-                made = {"dtype": before.dtype, "device": before.device}
-                source = graph.call_function(to_copy.default, (source,), made)
-                source.meta = {**node.meta, "val": value.new_empty(value.shape, **made)}
+                options = {"dtype": before.dtype, "device": before.device}
+                source = graph.call_function(to_copy.default, (source,), options)
+                source.meta = {**node.meta, "val": value.new_empty(value.shape, **options)}
             if value.shape != before.shape:
                 shape = list(before.shape)
                 source = graph.call_function(torch.ops.aten.expand.default, (source, shape))
@@ -203,7 +206,8 @@ def _without_copies(graph: Graph) -> None:
 
 
 def _check_states(graph: Graph) -> None:
-    """UnsupportedError if an operation sets a state of PyTorch's that is not known here."""
+    """Raises UnsupportedError if a call sets a global state of PyTorch other than gradient mode and
+    autocast."""
     known = (set_grad_enabled, enter_autocast, exit_autocast)
     for node in graph.nodes:
         if node.op != "call_function" or isinstance(node.target, (OpOverload, HigherOrderOperator)):
@@ -222,14 +226,17 @@ def _remove(graph: Graph, names: Sequence[str]) -> None:
 def _counted(
     graph: Graph, writes: Sequence[tuple[int, Node]]
 ) -> tuple[list[Node], list[tuple[int, Node]]]:
-    """Counters to which one is added and that nothing else reads, as normalizations count batches:
-    all of them are counted by one operation.  The other writes come with their new places."""
+    """Returns the counters, and the other writes with their new positions among the results.
+
+    A counter is a tensor whose only use is that one is added to it, such as the
+    ``num_batches_tracked`` of a normalization.  A run increments all of them by one operation.
+    """
     output = next(node for node in graph.nodes if node.op == "output")
     results: list[Any] = list(output.args[0])
     counted = {
-        place: node
-        for place, node in writes
-        if isinstance(result := results[place], Node)
+        position: node
+        for position, node in writes
+        if isinstance(result := results[position], Node)
         and result.target is torch.ops.aten.add.Tensor
         and result.args == (node, 1)
         and not result.kwargs
@@ -237,13 +244,13 @@ def _counted(
         and list(result.users) == [output]
         and results.count(result) == 1
     }
-    output.args = ([each for place, each in enumerate(results) if place not in counted],)
-    rest = [node for place, node in writes if place not in counted]
-    return list(counted.values()), list(enumerate(rest))
+    output.args = ([each for position, each in enumerate(results) if position not in counted],)
+    remaining = [node for position, node in writes if position not in counted]
+    return list(counted.values()), list(enumerate(remaining))
 
 
 def _mark_leaves(graph: Graph) -> None:
-    """Notes at every node whether it comes from a module that calls no other."""
+    """Marks each node with whether it comes from a leaf module, which calls no other module."""
     stacks = [list((node.meta.get("nn_module_stack") or {}).values()) for node in graph.nodes]
     calling = {entry[0] for stack in stacks for entry in stack[:-1]}
     for node, stack in zip(graph.nodes, stacks, strict=True):
@@ -251,12 +258,15 @@ def _mark_leaves(graph: Graph) -> None:
 
 
 def switches_on(node: Node) -> bool:
-    """Whether a node switches gradients on."""
+    """Whether a node switches gradient mode on."""
     return node.target is set_grad_enabled and bool(node.args[0])
 
 
 class UnderAutocast:
-    """An operation that PyTorch runs under autocast as a block in the code says."""
+    """An operation that PyTorch runs in its own autocast context, that of a block in the code.
+
+    An instance is the target of a node and replaces the block's beginning and end.
+    """
 
     minidnn_left = "it is in a block under autocast, which PyTorch honours"
 
@@ -272,13 +282,14 @@ class UnderAutocast:
 
 
 def _enter(*settings: Any) -> tuple[Any, Any]:
-    """Notes in the graph that is made that a block begins, and begins it."""
+    """Records the beginning of an autocast block in the traced graph, and enters the block."""
     noted = enter_autocast(*settings)
     with without_torch_function():
         return noted, enter_autocast(*settings)
 
 
 def _exit(begun: tuple[Any, Any]) -> None:
+    """Records the end of an autocast block in the traced graph, and leaves the block."""
     noted, block = begun
     with without_torch_function():
         exit_autocast(block)
@@ -286,45 +297,47 @@ def _exit(begun: tuple[Any, Any]) -> None:
 
 
 def _prepared(piece: GraphModule) -> GraphModule:
-    """The piece as a graph can be made of it.
+    """Returns a copy of the piece that AOTAutograd can trace.
 
-    Blocks under autocast are entered also where a graph is made of them: PyTorch only notes them
-    there, and then takes results for such of other dtypes.  Blocks that are to be computed again
-    for their gradients are computed as they are: parts choose themselves what they keep.  What
-    gives an operand's memory without saying so does say so, see :mod:`.memory`.
+    - Autocast blocks are entered while the piece is traced.  PyTorch would only record them, and
+      infer the wrong dtypes for results.
+    - Blocks under ``torch.utils.checkpoint`` are called directly: each part decides itself what it
+      keeps for its gradients and what it recomputes.
+    - Calls that return an operand, or a view of one, without declaring it are replaced by ones that
+      do, see :mod:`.memory`.
     """
-    special = (enter_autocast, exit_autocast)
+    autocast_calls = (enter_autocast, exit_autocast)
     writes = may_write(piece)
     graph = Graph()
-    found: dict[Node, Node] = {}
+    copies: dict[Node, Node] = {}
     for node in piece.graph.nodes:
         if _is_checkpoint(node):
             block, *operands = node.args
-            given = torch.fx.map_arg(tuple(operands), found.__getitem__)
-            found[node] = graph.call_module(str(block.target), given)
+            arguments = torch.fx.map_arg(tuple(operands), copies.__getitem__)
+            copies[node] = graph.call_module(str(block.target), arguments)
             continue
         if (operand := returned_operand(node)) is not None:
-            found[node] = found[operand]
+            copies[node] = copies[operand]
             continue
-        found[node] = graph.node_copy(node, found.__getitem__)
-        if node.target is data_of:  # of which a graph does not say that it has no gradient
-            found[node].target = torch.Tensor.detach
-        if node.target in special:
-            found[node].target = _enter if node.target is enter_autocast else _exit
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node.target is data_of:  # a traced graph does not show that it has no gradient
+            copies[node].target = torch.Tensor.detach
+        if node.target in autocast_calls:
+            copies[node].target = _enter if node.target is enter_autocast else _exit
         if writes and (operands := viewed(node)):
-            own = [None if each is None else found[each] for each in operands]
-            found[node] = graph.call_function(as_views, (found[node], own))
+            bases = [None if each is None else copies[each] for each in operands]
+            copies[node] = graph.call_function(as_views, (copies[node], bases))
     return GraphModule(piece, graph)
 
 
 def _is_checkpoint(node: Node) -> bool:
-    """Whether a node is a call by way of ``torch.utils.checkpoint``."""
+    """Whether a node calls a block under ``torch.utils.checkpoint``."""
     return isinstance(node.target, HigherOrderOperator) and str(node.target) == _CHECKPOINT
 
 
 def _under_autocast(module: GraphModule) -> None:
-    """Has each operation in a block under another autocast say so itself, in place of the block's
-    beginning and end."""
+    """Wraps each operation in an autocast block in its context, and erases the block's beginning
+    and end."""
     graph = module.graph
     if not any(node.target in (enter_autocast, exit_autocast) for node in graph.nodes):
         return
@@ -342,12 +355,13 @@ def _under_autocast(module: GraphModule) -> None:
 
 
 def _under(operation: Any, settings: tuple[Any, ...]) -> Any:
-    """An operation in such a block; itself where autocast is as it is around the piece."""
+    """Returns an operation in the context of its block, or the operation itself where the block's
+    settings are those around the piece."""
     return operation if _is_ambient(settings) else UnderAutocast(operation, settings)
 
 
 def _is_ambient(settings: tuple[Any, ...]) -> bool:
-    """Whether such an autocast is that which is on, or off, around the piece."""
+    """Whether these autocast settings are those in effect around the piece."""
     device, dtype, enabled, _ = settings
     if not enabled:
         return not torch.is_autocast_enabled(device)
@@ -356,16 +370,16 @@ def _is_ambient(settings: tuple[Any, ...]) -> bool:
 
 
 def is_tracked(node: Node) -> bool:
-    """Whether what a node of a trained piece gives may require a gradient."""
+    """Whether the value of a node in a trained piece may require a gradient."""
     return bool(node.meta.get(_TRACKED))
 
 
 def _detach(
     graph: Graph, placeholders: Sequence[Node], args: Sequence[Any], enabled: bool
 ) -> set[Node]:
-    """Detaches what is read where gradients are off, of all that may require a gradient.
+    """Detaches the operands that may require a gradient and are read where gradient mode is off.
 
-    Returns what is made where they are on, for arguments that PyTorch has on its tape.
+    Returns the nodes that run where gradient mode is on, which PyTorch has on its tape.
     """
     for node, each in zip(placeholders, args, strict=True):
         node.meta[_TRACKED] = isinstance(each, torch.Tensor) and each.requires_grad
@@ -386,7 +400,8 @@ def _detach(
 
 
 class _Rewritten(torch.autograd.Function):
-    """What was written to a tensor where gradients are off; its gradient is the tensor's."""
+    """The value of a tensor after a write without gradient mode; the gradient by this value is
+    passed on to the tensor."""
 
     @staticmethod
     def forward(ctx: Any, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -398,53 +413,58 @@ class _Rewritten(torch.autograd.Function):
 
 
 def rewritten(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """A tensor as it is after a write where gradients are off: it still is the tensor by which
-    there are gradients."""
+    """Returns the value ``after`` of a tensor that was ``before`` until a write without gradient
+    mode: gradients by the result are gradients by ``before``."""
     return _Rewritten.apply(before, after)
 
 
-def _give_gradients(graph: Graph, given: Node, written: Node, taped: set[Node]) -> None:
-    """Lets gradients by what was written to an argument, where they are off, be such by it.
+def _give_gradients(graph: Graph, placeholder: Node, written: Node, taped: set[Node]) -> None:
+    """Passes gradients by a value that was written to an argument, without gradient mode, on to the
+    argument.
 
-    UnsupportedError where it was written to more than once, and read between.
+    placeholder: that of the argument; written: the node of its last value; taped: the nodes that
+        run with gradient mode.
+
+    Raises UnsupportedError where the argument is read between two writes to it.
     """
-    made: set[Node] = {given}
+    derived: set[Node] = {placeholder}
     for node in graph.nodes:
         off = node.op == "call_function" and node not in taped
-        if off and any(each in made for each in node.all_input_nodes):
-            made.add(node)
+        if off and any(operand in derived for operand in node.all_input_nodes):
+            derived.add(node)
     readers = [user for user in written.users if user in taped]
     chain, pending = {written}, [written]
     while pending:
-        for each in pending.pop().all_input_nodes:
-            if each in made and each not in chain and each is not given:
-                chain.add(each)
-                pending.append(each)
+        for operand in pending.pop().all_input_nodes:
+            if operand in derived and operand not in chain and operand is not placeholder:
+                chain.add(operand)
+                pending.append(operand)
     for node in chain - {written}:
         if node.target is not _DETACH and any(user in taped for user in node.users):
             raise UnsupportedError(
-                f"{given.name} requires a gradient and is read between writes to it, where "
+                f"{placeholder.name} requires a gradient and is read between writes to it, where "
                 "gradients are off"
             )
     if readers:
         with graph.inserting_after(written):
-            value = graph.call_function(rewritten, (given, written))
+            value = graph.call_function(rewritten, (placeholder, written))
         value.meta = {**written.meta, _TRACKED: True}
         for reader in readers:
             reader.replace_input_with(written, value)
-        for node in graph.nodes:  # what is read of it may require a gradient, too
+        for node in graph.nodes:  # its users may require a gradient, too
             if node in taped and any(map(is_tracked, node.all_input_nodes)):
                 node.meta[_TRACKED] = _has_gradient(node)
 
 
 def _has_gradient(node: Node) -> bool:
-    """Whether PyTorch gives gradients by what a node gives."""
+    """Whether PyTorch computes gradients by the value of a node: it is floating-point or complex,
+    and neither detached nor a statistic of a batch normalization."""
     if node.target is _DETACH:
         return False
     if node.target is operator.getitem:
-        value, place = node.args
-        if "batch_norm" in str(getattr(value, "target", "")):  # statistics have none
-            return place == 0
+        value, index = node.args
+        if "batch_norm" in str(getattr(value, "target", "")):  # statistics have no gradient
+            return index == 0
     value = node.meta.get("val")
     return any(
         isinstance(each, torch.Tensor) and (each.is_floating_point() or each.is_complex())

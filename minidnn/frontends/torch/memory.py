@@ -1,12 +1,13 @@
-"""Which values of a captured program lie in the same memory.
+"""Alias analysis: which values of a captured program share memory.
 
-What schemas say of it is not all: ``einsum`` may give a view, and ``type_as`` the operand itself.
-So PyTorch's tensors without data are asked, too, whose storages are shared as those of the real
-ones (but where PyTorch has removed writes).
+Schemas do not declare every alias: ``einsum`` may return a view, and ``type_as`` the operand
+itself.  So the storages of the fake tensors are compared, too.  Fake tensors share storages as the
+real tensors do, except where functionalization has removed writes.
 
-Functionalization knows schemas alone: ``einsum`` that only permutes, or ``x.float()`` of a float,
-would be a copy to it, and a write to either would not be seen in the other.  So calls whose result
-is their operand, or a view of one, are found beforehand, as Dynamo has run them.
+Functionalization itself relies on schemas alone: it would treat an ``einsum`` that only permutes,
+or ``x.float()`` of a float32 tensor, as a copy, and a write to either value would not be seen in
+the other.  So calls whose result is their operand, or a view of one, are found before it runs,
+from the example values that Dynamo has recorded.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ from torch.fx import Graph, GraphModule, Node
 
 from minidnn._torch_internals import OpOverload
 
-#: The key of what marks a node that gives a result in the memory of something else.
+#: The key in ``node.meta`` that marks an operation whose result is a view of an argument, of a
+#: weight or of another result.
 SHARED = "minidnn_shared"
 
-#: They give their first operand itself at inference, which tensors without data do not say.
+#: Dropouts return their first operand itself at inference, which fake tensors do not show.
 _DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-#: Calls that may give a view of an operand.
+#: Calls that may return views of operands.
 _VIEWS = ("einsum", "broadcast_tensors", "meshgrid", "chain_matmul")
-#: Calls that may give their first operand itself, by their names.
+#: Names of calls that may return their first operand itself.
 _CONVERSIONS = (
     *("to", "type", "type_as", "cpu", "cuda", "float", "double", "half", "bfloat16"),
     *("bool", "byte", "char", "short", "int", "long"),
 )
-#: Functions that assign to their first operand.
+#: Functions that write to their first operand.
 _ASSIGNING = (
     *(operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv),
     *(operator.ifloordiv, operator.imod, operator.ipow, operator.iand, operator.ior),
@@ -46,9 +48,14 @@ _WITH_INPLACE = (
 
 
 class Memory:
-    """The memory of a program's values."""
+    """The memory of a program's values, as sets of storages.
+
+    A storage is identified by the address of the fake tensor's storage.  Storages that are known to
+    be one are merged by union-find.
+    """
 
     def __init__(self, graph: Graph) -> None:
+        #: The union-find forest: the parent of each storage that is not a root.
         self._joined: dict[int, int] = {}
         for node in graph.nodes:
             viewed = node.args[0] if _is_view(node) else None
@@ -56,18 +63,18 @@ class Memory:
                 self.join(node, viewed)
 
     def join(self, one: Node, other: Node) -> None:
-        """Has two values lie in one memory."""
-        found = sorted(self.of(one) | self.of(other))
-        self._joined.update((storage, found[0]) for storage in found[1:])
+        """Records that two values share memory."""
+        roots = sorted(self.of(one) | self.of(other))
+        self._joined.update((storage, roots[0]) for storage in roots[1:])
 
     def of(self, node: Node) -> frozenset[int]:
-        """The memory of a node's value, or of each in its list."""
+        """The storages of a node's value, or of all tensors in its list."""
         return frozenset(map(self._first, _storages(node.meta.get("val"))))
 
     def viewed(self, node: Node) -> list[Node]:
-        """The operands whose memory a node's value lies in."""
-        own = self.of(node)
-        return [operand for operand in node.all_input_nodes if own & self.of(operand)]
+        """The operands that a node's value shares memory with."""
+        storages = self.of(node)
+        return [operand for operand in node.all_input_nodes if storages & self.of(operand)]
 
     def _first(self, storage: int) -> int:
         while storage in self._joined:
@@ -76,16 +83,17 @@ class Memory:
 
 
 def _is_view(node: Node) -> bool:
-    """Whether it gives its operand's memory as far as its schema says, or as is known."""
+    """Whether an operation returns a view of its first operand: its schema declares it, or the
+    operation is an idle dropout."""
     target: Any = node.target
     if not isinstance(target, OpOverload) or target._schema.is_mutable:
         return False
-    said = any(result.alias_info is not None for result in target._schema.returns)
-    return bool(node.args) and (said or is_idle_dropout(node))
+    declared = any(result.alias_info is not None for result in target._schema.returns)
+    return bool(node.args) and (declared or is_idle_dropout(node))
 
 
 def is_idle_dropout(node: Node) -> bool:
-    """Whether it is a dropout operation that does nothing."""
+    """Whether a node is a dropout in evaluation mode, which returns its operand."""
     target: Any = node.target
     if node.op != "call_function" or not isinstance(target, OpOverload):
         return False
@@ -94,30 +102,37 @@ def is_idle_dropout(node: Node) -> bool:
 
 
 def share_results(graph: Graph, writes: Sequence[tuple[int, Node]]) -> None:
-    """Lets results that lie in the memory of arguments, of weights or of one another be made in
-    that memory, by operations of their own: the caller may write to it.
+    """Copies the views that lead to results in the memory of arguments, of weights or of one
+    another, and marks the copies with :data:`SHARED`.
 
-    writes: results, by place, that are written back to placeholders: what lies in their memory
-        lies in those.
+    The caller may write to such a result, so it has to be a true view at run time.
+
+    writes: position and placeholder of each result that is written back: views of such a result
+        become views of the placeholder's tensor.
     """
     memory = Memory(graph)
     output = next(node for node in graph.nodes if node.op == "output")
     results: Any = output.args[0]
-    made = {results[place]: target for place, target in writes}
-    own = set(range(len(results))) - {place for place, _ in writes}
+    replacements = {results[position]: target for position, target in writes}
+    returned = set(range(len(results))) - {position for position, _ in writes}
     families: dict[frozenset[int], dict[Node, None]] = {}
-    for place in sorted(own):
-        if isinstance(results[place], Node):
-            families.setdefault(memory.of(results[place]), {})[results[place]] = None
-    taken = {s for node in (*graph.nodes, *made) if _is_given(node, made) for s in memory.of(node)}
+    for position in sorted(returned):
+        if isinstance(results[position], Node):
+            families.setdefault(memory.of(results[position]), {})[results[position]] = None
+    external = {
+        s
+        for node in (*graph.nodes, *replacements)
+        if _is_given(node, replacements)
+        for s in memory.of(node)
+    }
     for storages, family in families.items():
-        if len(storages) == 1 and (storages & taken or _meet(list(family))):
+        if len(storages) == 1 and (storages & external or _meet(list(family))):
             for result in family:
-                _share(result, memory, output, made)
+                _share(result, memory, output, replacements)
     output.args = (
         [
-            made.get(result, result) if place in own else result
-            for place, result in enumerate(results)
+            replacements.get(result, result) if position in returned else result
+            for position, result in enumerate(results)
         ],
     )
 
@@ -126,42 +141,46 @@ def _is_given(node: Node, written: Mapping[Node, Node]) -> bool:
     return node.op in ("placeholder", "get_attr") or node in written
 
 
-def _share(node: Node, memory: Memory, before: Node, made: dict[Node, Node]) -> Node:
-    """A copy of the views that lead to a node; the node itself where it is no view."""
-    if node not in made:
-        made[node] = node
+def _share(node: Node, memory: Memory, before: Node, copies: dict[Node, Node]) -> Node:
+    """Returns a copy of the chain of views that leads to a node, inserted before ``before``; the
+    node itself where it is no view.
+
+    copies: the copies by original node; extended here.
+    """
+    if node not in copies:
+        copies[node] = node
         viewed = memory.viewed(node) if node.op == "call_function" else []
         if viewed:
-            found = {each: _share(each, memory, before, made) for each in viewed}
+            views = {each: _share(each, memory, before, copies) for each in viewed}
             with before.graph.inserting_before(before):
-                made[node] = before.graph.node_copy(node, lambda each: found.get(each, each))
-            made[node].meta[SHARED] = True
-    return made[node]
+                copies[node] = before.graph.node_copy(node, lambda each: views.get(each, each))
+            copies[node].meta[SHARED] = True
+    return copies[node]
 
 
 def _meet(family: Sequence[Node]) -> bool:
-    """Whether values in one memory have elements in common."""
+    """Whether values in one storage overlap."""
     values = [node.meta["val"] for node in family]
     if len(values) < 2:
         return False
     if len({value.dtype for value in values}) > 1:
         return True
     ends = [_end(value) for value in values]
-    taken = torch.zeros(max(ends), dtype=torch.bool, device="cpu")
+    occupied = torch.zeros(max(ends), dtype=torch.bool, device="cpu")
     for value in values:
-        own = taken.as_strided(value.shape, value.stride(), value.storage_offset())
-        if own.any():
+        view = occupied.as_strided(value.shape, value.stride(), value.storage_offset())
+        if view.any():
             return True
-        own.fill_(True)
+        view.fill_(True)
     return False
 
 
 def _end(value: torch.Tensor) -> int:
-    """Behind the last element of a tensor, in its storage."""
+    """The offset in its storage after a tensor's last element, in elements."""
     if not value.numel():
         return 0
-    steps = zip(value.shape, value.stride(), strict=True)
-    return 1 + value.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    extents = zip(value.shape, value.stride(), strict=True)
+    return 1 + value.storage_offset() + sum((size - 1) * stride for size, stride in extents)
 
 
 def _storages(value: Any) -> set[int]:
@@ -173,7 +192,7 @@ def _storages(value: Any) -> set[int]:
 
 
 def returned_operand(node: Node) -> Node | None:
-    """The operand that a call gives, if it gives one as it is."""
+    """The operand that a call returns unchanged; None if it returns a new tensor."""
     name, operand = _name(node), next(iter(node.args), None)
     if not isinstance(operand, Node):
         return None
@@ -183,22 +202,23 @@ def returned_operand(node: Node) -> Node | None:
         return operand if training is False or named.get("p", 0.5) == 0 else None
     if name not in _CONVERSIONS:
         return None
-    made, given = _tensors(node), _tensors(operand)
-    return operand if made and given and _lying(made[0]) == _lying(given[0]) else None
+    outputs, inputs = _tensors(node), _tensors(operand)
+    return operand if outputs and inputs and _lying(outputs[0]) == _lying(inputs[0]) else None
 
 
 def viewed(node: Node) -> list[Node | None]:
-    """Of each tensor that a call gives, the operand of which it is a view that no schema tells; no
-    operand at all where there is none."""
+    """For each tensor that a call returns, the operand that it is an undeclared view of, or None;
+    an empty list where there is no such view."""
     if _name(node) not in _VIEWS:
         return []
-    given = {_storage(t): operand for operand in node.all_input_nodes for t in _tensors(operand)}
-    found = [given.get(_storage(each)) for each in _tensors(node)]
-    return found if any(each is not None for each in found) else []
+    owners = {_storage(t): operand for operand in node.all_input_nodes for t in _tensors(operand)}
+    bases = [owners.get(_storage(each)) for each in _tensors(node)]
+    return bases if any(each is not None for each in bases) else []
 
 
 def as_views(made: Any, operands: Sequence[Any]) -> Any:
-    """The same results as views of operands, where there is one, that PyTorch knows as views."""
+    """Returns the results of a call, each as a declared view (``as_strided``) of its operand where
+    that is not None."""
     results = [
         each
         if operand is None
@@ -209,7 +229,7 @@ def as_views(made: Any, operands: Sequence[Any]) -> Any:
 
 
 def may_write(piece: GraphModule) -> bool:
-    """Whether a piece may write to a tensor."""
+    """Whether a piece may write to a tensor in place."""
     return any(map(_may_write, piece.graph.nodes))
 
 
@@ -230,9 +250,9 @@ def _name(node: Node) -> str:
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:
-    """What Dynamo has seen that a node gives."""
-    found = [each for each in _all(node.meta.get("example_value")) if torch.is_tensor(each)]
-    return [each for each in found if each.layout is torch.strided and not each.is_nested]
+    """The dense tensors among the example values that Dynamo has recorded for a node."""
+    tensors = [each for each in _all(node.meta.get("example_value")) if torch.is_tensor(each)]
+    return [each for each in tensors if each.layout is torch.strided and not each.is_nested]
 
 
 def _all(value: Any) -> Sequence[Any]:
@@ -244,6 +264,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _lying(tensor: torch.Tensor) -> Any:
-    """Where and how a tensor lies in memory, and of which type it is."""
-    place = _storage(tensor), str(tensor.storage_offset())
-    return *place, str(tensor.shape), str(tensor.stride()), tensor.dtype, tensor.device
+    """The storage, offset, shape, strides, dtype and device of a tensor: those of two tensors are
+    equal if they are the same view."""
+    address = _storage(tensor), str(tensor.storage_offset())
+    return *address, str(tensor.shape), str(tensor.stride()), tensor.dtype, tensor.device

@@ -1,8 +1,8 @@
-"""Programs that compute in half precision: under autocast, or of a module that is in one.
+"""Captured programs in half precision: under autocast, or of a module in float16 or bfloat16.
 
-What is known converts as if all floating-point values were float32, and the program says of each
-operation which half its results are in PyTorch.  What is between two such results is then free to
-be in either.
+Operations are converted as if all floating-point values were float32, and each node records whether
+its result is in half precision in PyTorch.  Values within a part, which nobody else reads, may then
+have either precision.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from minidnn._torch_internals import pytree
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import Captured
 
-#: The dtypes, by their names in graphs.
+#: The half-precision dtypes, by their names in graphs.
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in HALVES.items()}
 
+#: The key in ``node.meta`` of the flag that a node's value is in half precision in PyTorch.
 _NARROW = "minidnn_narrow"
 
 
 def autocast_to(memory: str) -> str | None:
-    """To which half autocast makes PyTorch cast on a device ("cpu", "cuda:0") now; None where it
-    is off."""
+    """The name of the half-precision dtype that autocast currently casts to on a device ("cpu",
+    "cuda:0"); None where it is off."""
     kind = memory.partition(":")[0]
     if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
         return None
@@ -34,30 +35,31 @@ def autocast_to(memory: str) -> str | None:
 
 
 def uncached(memory: str) -> AbstractContextManager[Any]:
-    """Within, autocast keeps nothing that it has cast: not of the tensors without data that a
-    capture is made with."""
+    """Returns a context in which autocast does not cache casts: a capture would leave those of fake
+    tensors in the cache."""
     if autocast_to(memory) is None:
         return nullcontext()
     return torch.autocast(memory.partition(":")[0], cache_enabled=False)
 
 
 def is_narrow(tensor: Any) -> bool:
-    """Whether something is a tensor in half precision."""
+    """Whether an object is a tensor in half precision."""
     return isinstance(tensor, torch.Tensor) and tensor.dtype in _NAMES
 
 
 def widen(captured: Captured) -> str | None:
-    """Makes of all values in half precision such in float32, and notes what they were; gives the
-    half, or None where there is no such value.
+    """Turns all values in half precision into float32 values, and records which nodes had them.
 
-    UnsupportedError if there are two kinds of halves.
+    Returns the name of the half-precision dtype; None where no value has one.
+
+    Raises UnsupportedError if there are values in both float16 and bfloat16.
     """
-    found: dict[str, None] = {}
+    dtypes: dict[str, None] = {}
 
     def wide(tensor: torch.Tensor) -> torch.Tensor:
         if not is_narrow(tensor):
             return tensor
-        found[_NAMES[tensor.dtype]] = None
+        dtypes[_NAMES[tensor.dtype]] = None
         mode: Any = getattr(tensor, "fake_mode", None) or nullcontext()
         with mode, torch.no_grad():
             return tensor.to(torch.float32)
@@ -66,9 +68,9 @@ def widen(captured: Captured) -> str | None:
         if "val" in node.meta:
             node.meta[_NARROW] = is_narrow(node.meta["val"])
             node.meta["val"] = pytree.tree_map_only(torch.Tensor, wide, node.meta["val"])
-    if len(found) > 1:
+    if len(dtypes) > 1:
         raise UnsupportedError("it has values in float16 and values in bfloat16")
-    return next(iter(found), None)
+    return next(iter(dtypes), None)
 
 
 def was_narrow(node: Node) -> bool:

@@ -1,13 +1,14 @@
-"""Which operations of a captured program are taken, in as few and as large parts as can be.
+"""Partitions a captured program into parts that minidnn compiles, as few and as large as possible.
 
-Every operation that is computed at run time gets a level: the number of changes between taken and
-left on the way to it on which there are most.  The taken operations of one level are one part.  A
-path that leaves a part passes a left operation, which raises the level, and so never comes back:
-parts are convex, and there are as few as the longest such way makes necessary.  What is left and
-reads nothing of what is taken runs before all of it.
+An operation is taken (compiled by minidnn) or left (run by PyTorch).  Each operation that is
+computed at run time gets a level: the maximum, over all paths to it, of the number of changes
+between taken and left operations.  The taken operations of one level are one part.  A path that
+leaves a part passes a left operation, which raises the level, so it never comes back: parts are
+convex, and their number is the least that the longest path allows.  Left operations that depend on
+no taken one run before all parts.
 
-Left operations that draw random numbers stay in the program's order, so that each draws those that
-PyTorch would give it: none has a lower level than one before it.
+Left operations that draw random numbers keep the program's order, so that each draws the numbers
+that it draws in PyTorch: none has a lower level than one before it.
 """
 
 from __future__ import annotations
@@ -23,13 +24,18 @@ from minidnn._torch_internals import HigherOrderOperator, OpOverload
 from minidnn.frontends.torch.functional import UnderAutocast
 from minidnn.frontends.torch.opaque import OpaqueOperations
 
-#: Below the first taken level.
+#: The level of left operations that depend on no taken one.
 _FIRST = -1
 
 
 @dataclass(frozen=True)
 class Level:
-    """Operations between which there is no change, in the program's order."""
+    """The operations of one level, in the program's order.
+
+    Attributes:
+        nodes: the operations.
+        taken: whether minidnn compiles them as one part; PyTorch runs them otherwise.
+    """
 
     nodes: tuple[Node, ...]
     taken: bool
@@ -40,33 +46,34 @@ def levels(
     left: Mapping[Node, str],
     constants: Mapping[Node, None],
 ) -> list[Level]:
-    """The levels of all operations but ``constants``, in an order in which they can run.
+    """Returns the levels of all operations but ``constants``, in the order in which they run.
 
-    left: why an operation is left; those that are not in it are taken.
+    left: the operations that are left, with the reasons; all others are taken.
     """
     depth: dict[Node, int] = {}
-    drawn = _FIRST
+    last_draw = _FIRST
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output") or node in constants:
             continue
-        # Even levels are taken, odd ones left.
-        own = _FIRST if node in left else 0
+        # Taken operations have even levels, left ones odd levels.
+        least = _FIRST if node in left else 0
         draws = node in left and may_draw(node.target)
-        deepest = drawn if draws else own
+        deepest = last_draw if draws else least
         for operand in node.all_input_nodes:
             if operand in depth:
-                change = (depth[operand] - own) % 2
+                change = (depth[operand] - least) % 2
                 deepest = max(deepest, depth[operand] + change)
         depth[node] = deepest
-        drawn = deepest if draws else drawn
-    found: dict[int, list[Node]] = {}
+        last_draw = deepest if draws else last_draw
+    by_level: dict[int, list[Node]] = {}
     for node, level in depth.items():
-        found.setdefault(level, []).append(node)
-    return [Level(tuple(found[level]), level % 2 == 0) for level in sorted(found)]
+        by_level.setdefault(level, []).append(node)
+    return [Level(tuple(by_level[level]), level % 2 == 0) for level in sorted(by_level)]
 
 
 def may_draw(operation: Any) -> bool:
-    """Whether an operation may draw random numbers: one of PyTorch's says so, others may."""
+    """Whether an operation may draw random numbers: PyTorch's operators have a tag that tells, and
+    any other operator may."""
     if isinstance(operation, UnderAutocast):
         return may_draw(operation.operation)
     if isinstance(operation, OpOverload) and operation.namespace in ("aten", "prims"):

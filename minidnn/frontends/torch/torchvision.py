@@ -1,8 +1,9 @@
-"""torchvision beside a PyTorch that it was not built for.
+"""Makes torchvision importable with a PyTorch that it was not built for.
 
-torchvision on PyPI is built for CUDA.  Beside a CPU-only PyTorch its compiled part does not load
-and importing it fails, because it describes operators that nobody defined.  Its networks need none
-of them, so two empty definitions are enough.
+torchvision on PyPI is built for CUDA.  With a CPU-only PyTorch its extension library does not load,
+and importing it fails, because it registers fake implementations of operators that nothing has
+defined.  Its networks need none of these operators, so two definitions without an implementation
+are enough.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-# Kept for the process's lifetime: the definitions vanish with it.
+# Kept alive for the process's lifetime: the definitions vanish with the library object.
 _libraries: list[torch.library.Library] = []
 
 
 def make_importable() -> None:
-    """Has ``import torchvision`` succeed where its compiled part does not load.  Nothing happens
-    where torchvision is missing, or imported already."""
+    """Makes ``import torchvision`` succeed where its extension library does not load.  Nothing
+    happens where torchvision is missing, or imported already."""
     if "torchvision" in sys.modules or _libraries:
         return
     spec = find_spec("torchvision")
@@ -32,7 +33,7 @@ def make_importable() -> None:
 
 
 def _loads(folder: Path) -> bool:
-    """Whether torchvision's compiled part loads."""
+    """Whether torchvision's extension library loads."""
     for path in sorted(folder.glob("_C*.so")):
         try:
             torch.ops.load_library(str(path))

@@ -1,9 +1,10 @@
-"""Writes past PyTorch's tape to tensors that have gradients.
+"""Detects writes past PyTorch's tape to tensors that require gradients.
 
-Such a write is one where gradients are off, or one to ``tensor.detach()`` or ``tensor.data``.  It
-changes a tensor's numbers, and its gradient stays what it was.  A functional graph has another
-value from there on, and nothing in it says whose gradient that has.  So a piece is PyTorch's that
-writes so to what it has computed, or to what it was given together with other writes.
+Such a write happens without gradient mode, or goes to ``tensor.detach()`` or ``tensor.data``.  It
+changes a tensor's elements but not its place in the autograd graph.  In a functional graph the
+tensor is another value from there on, and nothing tells which gradient that value has.  So a piece
+is left to PyTorch if it writes past the tape to a tensor that it has computed, or if it writes to
+an argument both past the tape and on it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.fx import GraphModule, Node
 from minidnn._torch_internals import data_of, set_grad_enabled
 from minidnn.errors import UnsupportedError
 
-#: Python's operators in place: ``x += y``, ``x[i] = y``.
+#: Python's in-place operators: ``x += y``, ``x[i] = y``.
 _OPERATORS = {
     *(operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv),
     *(operator.ifloordiv, operator.imod, operator.ipow, operator.imatmul),
@@ -27,17 +28,19 @@ _OPERATORS = {
 
 
 def check_untaped_writes(piece: GraphModule, args: Sequence[Any], enabled: bool) -> None:
-    """UnsupportedError if a piece writes so; it names the operation.
+    """Raises UnsupportedError, which names the operation, if a piece writes past the tape in a way
+    that a functional graph cannot express.
 
-    args: what the piece is called with; enabled: whether gradients are on where it begins.
+    args: the arguments of the piece; enabled: whether gradient mode is on where it begins.
     """
-    given = iter(args)
-    #: What has gradients, by its memory: made by the piece, or given and no leaf.
+    remaining = iter(args)
+    # Tensors that require gradients, by storage: those that the piece computes, and non-leaf
+    # arguments.
     made: dict[int, Node] = {}
     lent: dict[int, Node] = {}
-    #: What was given, and written to where gradients are off.
+    # Storages of arguments that were written to past the tape.
     quiet: set[int] = set()
-    #: What was read with gradients, and what is the memory of others as ``tensor.data``.
+    # Storages that were read on the tape, and nodes that come from a ``tensor.data``.
     read: set[int] = set()
     data: set[Node] = set()
     for node in piece.graph.nodes:
@@ -68,9 +71,9 @@ def check_untaped_writes(piece: GraphModule, args: Sequence[Any], enabled: bool)
         if node.target is data_of or (operands and operands[0] in data):
             data.add(node)
         if enabled and _requires_grad(node):
-            read.update(storage for each in operands for storage in _storages(each))
+            read.update(storage for operand in operands for storage in _storages(operand))
         if node.op == "placeholder":
-            arg = next(given)
+            arg = next(remaining)
             if _requires_grad(node) and isinstance(arg, torch.Tensor) and not arg.is_leaf:
                 lent.update(dict.fromkeys(_storages(node), node))
         elif _requires_grad(node):
@@ -78,7 +81,8 @@ def check_untaped_writes(piece: GraphModule, args: Sequence[Any], enabled: bool)
 
 
 def _written(node: Node) -> Any:
-    """What a node of Dynamo's writes to, as far as its name says; None for most."""
+    """The node that a Dynamo node writes to in place, judged by its name and its ``out`` argument;
+    None where it writes to nothing."""
     if isinstance(out := node.kwargs.get("out"), Node):
         return out
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -94,7 +98,7 @@ def _requires_grad(node: Any) -> bool:
 
 
 def _storages(node: Any) -> list[int]:
-    """The memory of a node's tensor."""
+    """The storage of a node's tensor; empty if it has none."""
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return []

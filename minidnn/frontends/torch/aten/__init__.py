@@ -1,4 +1,4 @@
-"""ATen operations that are taken: one file per family, each registering its converters."""
+"""Converters of ATen operations, one file per family, registered by :func:`.call.takes`."""
 
 from minidnn.frontends.torch.aten import (
     activations,

@@ -1,4 +1,4 @@
-"""Activations: element-wise operations of one tensor."""
+"""Activations and other element-wise operations of one tensor, and dropout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minidnn.graph.trace import apply, current_trace
 
 
 def formula(call: AtenCall, title: str, body: Expression) -> Any:
-    """An operation as a scalar expression of its operand."""
+    """Applies a scalar expression to the operand ``self``."""
     return apply(ops.Formula(body, title=title), call.tensor("self"))
 
 
@@ -185,8 +185,8 @@ def softshrink(call: AtenCall) -> Any:
 
 @takes("threshold.default")
 def threshold(call: AtenCall) -> Any:
-    most, value = float(call.number("threshold")), float(call.number("value"))
-    return formula(call, "Threshold", formulas.threshold(argument(0), most, value))
+    limit, value = float(call.number("threshold")), float(call.number("value"))
+    return formula(call, "Threshold", formulas.threshold(argument(0), limit, value))
 
 
 @takes("rrelu.default", when="not training")
@@ -226,7 +226,8 @@ def alpha_dropout(call: AtenCall) -> Any:
 
 @takes("bernoulli.p", when="training, of a tensor that is not computed")
 def bernoulli(call: AtenCall) -> Any:
-    """Ones with a probability, else zeros: such as are left of ones, some of which are dropped."""
+    """Draws ones with probability ``p``, and zeros: a dropout with probability ``1 - p`` of ones,
+    without its scale."""
     if not call.trained:
         raise Refused("it draws random numbers, and is not trained")
     if call["generator"] is not None:

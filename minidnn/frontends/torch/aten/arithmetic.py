@@ -1,5 +1,5 @@
-"""Arithmetic of two operands, of which one may be a number; values between bounds; elementary
-functions, powers and rounding."""
+"""Element-wise arithmetic: binary operations of tensors and numbers, clamping, powers, elementary
+functions and rounding."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ from minidnn.graph.trace import apply, current_trace
 from minidnn.graph.types import FLOATS, TensorType, numpy_dtype, rounded_to
 
 Arithmetic = Callable[[Any, Any], Any]
-#: Limits an expression by another one.
+#: A minimum or maximum of two expressions; those here differ in their gradients where both are
+#: equal.
 Limit = Callable[[Expression, Expression], Expression]
 
-#: PyTorch 2.14 changed whose the gradient is where a value is a bound: before it is the value's;
-#: since then it is nobody's where the bound is a number, and half of it is the value's and half the
-#: bound's where the bound is a tensor.  The installed version's rule is followed.
+#: PyTorch 2.14 changed the gradient of clamping where a value equals its bound.  Before, all of it
+#: flows to the value.  Since then, a bound that is a number blocks it, and a bound that is a tensor
+#: gets half of it.  The rule of the installed version is followed.
 IS_SHARED = VERSION >= (2, 14)
-#: Extrema are cheaper where there are no gradients.
+#: Plain extrema, which are cheaper, for graphs without gradients.
 _EXTREMA: dict[str, Limit] = {"min": scalar.maximum, "max": scalar.minimum}
+#: Extrema whose gradient, at a bound, is that of the value.
 _THE_VALUES: dict[str, Limit] = {"min": at_least, "max": at_most}
 
 
 def _binary(call: AtenCall, op: Elementwise, compute: Arithmetic, alpha: float = 1.0) -> Any:
-    """``compute(self, alpha * other)``; numbers go into a formula."""
+    """``compute(self, alpha * other)``: the operator ``op`` for two tensors and alpha = 1, and a
+    formula otherwise."""
     if call.is_tensor("other"):
         x, other = operands(call, "self", "other")
         if alpha == 1.0:
@@ -48,14 +51,16 @@ def _binary(call: AtenCall, op: Elementwise, compute: Arithmetic, alpha: float =
 
 
 def operands(call: AtenCall, *names: str) -> tuple[Value, ...]:
-    """Operands in the dtype of the result, to which PyTorch converts them first: a constant is
-    converted here."""
+    """The operands in the dtype of the result, to which PyTorch promotes them: constants are
+    converted, and other operands of another dtype are refused."""
     expected = call.result.dtype
-    given = [call.tensor(name) for name in names]
-    found = tuple(_converted(v, expected) if isinstance(v, Constant) else v for v in given)
-    if {value.dtype for value in found} != {expected}:
-        raise Refused(f"operands have dtypes {', '.join(dict.fromkeys(v.dtype for v in given))}")
-    return found
+    originals = [call.tensor(name) for name in names]
+    converted = tuple(_converted(v, expected) if isinstance(v, Constant) else v for v in originals)
+    if {value.dtype for value in converted} != {expected}:
+        raise Refused(
+            f"operands have dtypes {', '.join(dict.fromkeys(v.dtype for v in originals))}"
+        )
+    return converted
 
 
 def _converted(value: Constant, dtype: str) -> Constant:
@@ -75,7 +80,7 @@ def _converted(value: Constant, dtype: str) -> Constant:
 def add(call: AtenCall) -> Any:
     alpha = float(call.number("alpha"))
     if call.is_tensor("other") and isinstance(call.tensor("self"), Constant) and alpha == 1.0:
-        # A sum is the same either way, and a constant in the second place is what is expected.
+        # Addition commutes, and passes expect a constant as the second operand.
         return apply(ops.Add(), *reversed(operands(call, "self", "other")))
     return _binary(call, ops.Add(), lambda a, b: a + b, alpha)
 
@@ -144,20 +149,20 @@ def _added(call: AtenCall, title: str, compute: Arithmetic) -> Any:
     x, a, b = argument(0), argument(1), argument(2)
     value = float(call.number("value"))
     body = x + compute(a if value == 1.0 else value * a, b)
-    three = operands(call, "self", "tensor1", "tensor2")
-    return apply(ops.Formula(body, tensors=3, title=title), *three)
+    tensors = operands(call, "self", "tensor1", "tensor2")
+    return apply(ops.Formula(body, tensors=3, title=title), *tensors)
 
 
 @takes("lerp.Scalar", "lerp.Tensor")
 def lerp(call: AtenCall) -> Any:
-    """From the nearer end, as PyTorch computes it, so that both ends are met."""
+    """Interpolates from the nearer end, as PyTorch does, so that both ends are exact."""
     start, end = argument(0), argument(1)
     if call.is_tensor("weight"):
         weight, names = argument(2), ["self", "end", "weight"]
     else:
         weight, names = constant(float(call.number("weight"))), ["self", "end"]
-    apart = end - start
-    body = where(abs(weight) < 0.5, start + weight * apart, end - apart * (1.0 - weight))
+    difference = end - start
+    body = where(abs(weight) < 0.5, start + weight * difference, end - difference * (1.0 - weight))
     return apply(ops.Formula(body, tensors=len(names), title="Lerp"), *operands(call, *names))
 
 
@@ -175,50 +180,53 @@ def clamp(call: AtenCall) -> Any:
 
 @takes("clamp.Tensor")
 def clamp_between(call: AtenCall) -> Any:
-    """The upper bound counts where it is below the lower one."""
+    """Where the upper bound is below the lower one, the result is the upper bound."""
     names = [name for name in _EXTREMA if call.is_tensor(name)]
     limits = _THE_VALUES if call.trained and not IS_SHARED else _EXTREMA
     body = argument(0)
     if call.trained and IS_SHARED and len(names) == 2:
         body = _between(argument(0), argument(1), argument(2))
     else:
-        for place, name in enumerate(names, 1):
-            body = limits[name](body, argument(place))
+        for position, name in enumerate(names, 1):
+            body = limits[name](body, argument(position))
     tensors = 1 + len(names)
     return apply(ops.Formula(body, tensors=tensors, title="Clamp"), *operands(call, "self", *names))
 
 
 def _above(x: Expression, low: Expression) -> Expression:
-    """The larger one of ``x`` and a number, without a gradient where both are equal or NaN."""
+    """``max(x, low)`` for a number ``low``; its gradient is 0 where both are equal or NaN."""
     return where(x > low, x, where(x <= low, low, 0.0 * (x + low)))
 
 
 def _below(x: Expression, high: Expression) -> Expression:
-    """The smaller one of ``x`` and a number, as :func:`_above` has the larger one."""
+    """``min(x, high)`` for a number ``high``, as :func:`_above` is the maximum."""
     return where(x < high, x, where(x >= high, high, 0.0 * (x + high)))
 
 
 def _between(x: Expression, low: Expression, high: Expression) -> Expression:
-    """``x`` between two tensors: where it is one of them, and they differ, half of the gradient is
-    that bound's.  Of bounds that are NaN, or the wrong way round, each has what PyTorch gives it.
+    """``x`` clamped between two tensors.
+
+    Where ``x`` equals one of two different bounds, it and the bound get half of the gradient each.
+    Where bounds are NaN or in the wrong order, gradients are those of PyTorch.
     """
-    of_low = where(low <= high, low, 0.0 * (x + high))  # NaN, of which nobody has a gradient
+    of_low = where(low <= high, low, 0.0 * (x + high))  # NaN without a gradient
     of_high = where(low <= high, high, 0.0 * (x + low))
     at_a_bound = where(
         equal(x, low),
         0.5 * x + 0.5 * low,
         where(equal(x, high), 0.5 * x + 0.5 * high, x),
     )
-    one = where(equal(low, high), x, x + 0.0 * (low + high))
-    inside = where(low < high, at_a_bound, one)
-    apart = where(x < low, of_low, where(x > high, of_high, inside))
-    return where(low > high, where(equal(x, x), high, x + high), apart)
+    degenerate = where(equal(low, high), x, x + 0.0 * (low + high))
+    inside = where(low < high, at_a_bound, degenerate)
+    clamped = where(x < low, of_low, where(x > high, of_high, inside))
+    return where(low > high, where(equal(x, x), high, x + high), clamped)
 
 
 @takes("pow.Tensor_Scalar")
 def power(call: AtenCall) -> Any:
-    """Whole exponents to 4 are products, as in PyTorch those to 3 are, of inverses if they are
-    negative: the inverse of a product has no derivative where the product is 0 or infinite."""
+    """Integer exponents up to 4 become products (in PyTorch, up to 3).  Negative ones become
+    products of reciprocals, because the reciprocal of a product has no derivative where the product
+    is 0 or infinite."""
     exponent = float(call.number("exponent"))
     if exponent == 0.5:
         return sqrt(call)
@@ -298,6 +306,6 @@ def _towards_zero(x: Expression) -> Expression:
 
 @takes("sign.default")
 def sign(call: AtenCall) -> Any:
-    """Of NaN it is 0, as in PyTorch."""
+    """The sign of NaN is 0, as in PyTorch."""
     x = argument(0)
     return formula(call, "Sign", where(x > 0.0, constant(1.0), where(x < 0.0, -1.0, 0.0)))

@@ -1,7 +1,7 @@
-"""Attention as products of matrices and a softmax between them.
+"""Scaled dot-product attention as two matrix products with a softmax between them.
 
-A row of which everything is masked gives zeros, as PyTorch's own kernels do, and NaN only where a
-score is NaN.
+A row whose scores are all masked becomes zeros, as in PyTorch's own kernels; NaN appears only where
+a score is NaN.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from minidnn.graph.ir import Constant, Value
 from minidnn.graph.trace import apply
 from minidnn.graph.types import TensorType, numpy_dtype
 
+#: The value that masks a score.
 _NOTHING = -math.inf
 
 
@@ -50,25 +51,26 @@ def _transposed(x: Value) -> Value:
 
 
 def _product(call: AtenCall, a: Value, b: Value) -> Value:
-    """``a @ b``; with ``enable_gqa`` each head of ``b`` is that of several heads of ``a``, whose
-    rows are then those of one matrix."""
+    """``a @ b``; with ``enable_gqa`` (grouped-query attention) a group of heads of ``a`` shares
+    each head of ``b``, and the rows of a group are concatenated to one matrix."""
     if not call["enable_gqa"] or a.shape[-3] == b.shape[-3]:
         return apply(ops.MatMul(), a, b)
     *batch, heads, rows, columns = a.shape
-    shared = b.shape[-3]
-    if heads % shared:
-        raise Refused(f"{heads} heads do not share {shared} equally")
-    joined = apply(ops.View((*batch, shared, heads // shared * rows, columns)), a)
-    out = apply(ops.MatMul(), joined, b)
+    key_heads = b.shape[-3]
+    if heads % key_heads:
+        raise Refused(f"{heads} heads do not share {key_heads} equally")
+    grouped = apply(ops.View((*batch, key_heads, heads // key_heads * rows, columns)), a)
+    out = apply(ops.MatMul(), grouped, b)
     return apply(ops.View((*out.shape[:-3], heads, rows, b.shape[-1])), out)
 
 
 def _mask(call: AtenCall, size: tuple[int, int]) -> Value | None:
-    """What is added to scores, or a bool for each that says whether it counts."""
-    given = call.optional("attn_mask")
+    """The mask, which is added to the scores, or tells for each score, as a bool, whether it
+    counts; None where there is no mask."""
+    mask = call.optional("attn_mask")
     if not call["is_causal"]:
-        return given
-    if given is not None:
+        return mask
+    if mask is not None:
         raise Refused("it is causal and has a mask")
     dtype = call.result.dtype
 
@@ -79,16 +81,16 @@ def _mask(call: AtenCall, size: tuple[int, int]) -> Value | None:
 
 
 def _softmax(scores: Value, mask: Value) -> Value:
-    """The softmax of rows, zeros for those of which nothing counts, if there may be such."""
+    """The softmax of rows, with zeros for rows that are masked completely, if there may be any."""
     weights = apply(ops.Softmax(-1), scores)
     if isinstance(mask, Constant) and not _hides_rows(mask):
         return weights
-    most = apply(ops.Reduce("max", (scores.type.rank - 1,), keepdim=True), scores)
+    largest = apply(ops.Reduce("max", (scores.type.rank - 1,), keepdim=True), scores)
     chosen = where(argument(1) <= _NOTHING, constant(0.0), argument(0))
-    return apply(ops.Formula(chosen, tensors=2, title="Counted"), weights, most)
+    return apply(ops.Formula(chosen, tensors=2, title="Counted"), weights, largest)
 
 
 def _hides_rows(mask: Constant) -> bool:
-    """Whether nothing counts of some row."""
+    """Whether a mask hides all scores of some row."""
     counts = mask.data if mask.dtype == "bool" else mask.data != _NOTHING
     return not bool(counts.any(axis=-1).all())

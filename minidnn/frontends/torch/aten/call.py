@@ -1,4 +1,8 @@
-"""One ATen operation to be taken: its operands as values, its other arguments as numbers."""
+"""A call of an ATen operation as converters see it, and the registry of converters.
+
+A converter is a function of an :class:`AtenCall`: it reads operands as values of the graph and
+other arguments as Python objects, applies operators of minidnn, and returns the resulting values.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +21,28 @@ from minidnn.graph.ir import Constant, Value
 from minidnn.graph.trace import current_trace
 from minidnn.graph.types import BYTES, ITEMSIZE, TensorType, numpy_dtype
 
-#: Begins the reason to leave an operation that computes something else while a network is trained.
+#: The beginning of the reason for leaving an operation that behaves differently in training mode.
 TRAINING = "it is in training mode"
 
 
 class Refused(Exception):
-    """Why an operation is left to PyTorch."""
+    """The reason why an operation is left to PyTorch; converters raise it."""
 
 
-#: Gives the value or values of an operation; raises :class:`Refused` or GraphError.
+#: Returns the value of an operation, or a sequence of its values with None for results that are not
+#: computed; raises :class:`Refused` or GraphError.
 Converter = Callable[["AtenCall"], Any]
 
 
 class Values(Protocol):
-    """The values of captured nodes."""
+    """The graph values of captured nodes."""
 
     def __getitem__(self, node: Node) -> Any: ...
 
 
 class AtenCall:
-    """An operation's arguments by the names in its schema, defaults filled in."""
+    """A call of an ATen operation, with its arguments by their names in the operator's schema;
+    defaults are filled in."""
 
     def __init__(self, node: Node, values: Values) -> None:
         self.node = node
@@ -44,19 +50,19 @@ class AtenCall:
         self._arguments = arguments_of(node)
 
     def __getitem__(self, name: str) -> Any:
-        """An argument that is no tensor."""
-        given = self._arguments[name]
-        for part in given if isinstance(given, (list, tuple)) else (given,):
-            if isinstance(part, (Node, torch.SymInt, torch.SymFloat)):
+        """An argument that is not a tensor; tuples become lists."""
+        value = self._arguments[name]
+        for element in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(element, (Node, torch.SymInt, torch.SymFloat)):
                 raise Refused(f"{name} is computed at run time")
-        return list(given) if isinstance(given, (list, tuple)) else given
+        return list(value) if isinstance(value, (list, tuple)) else value
 
     def number(self, name: str) -> float | int:
         """An argument that is a number (an int stays one)."""
-        given = self[name]
-        if isinstance(given, bool) or not isinstance(given, (int, float)):
-            raise Refused(f"{name}={given!r} is no number")
-        return given
+        value = self[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise Refused(f"{name}={value!r} is no number")
+        return value
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,51 +73,51 @@ class AtenCall:
         return isinstance(self._arguments[name], Node)
 
     def tensor(self, name: str) -> Value:
-        """An operand; a number where a tensor may stand is refused."""
-        found = self.optional(name)
-        if found is None:
+        """An operand; a number in place of a tensor is refused."""
+        operand = self.optional(name)
+        if operand is None:
             raise Refused(f"{name}={self._arguments[name]!r} is no tensor")
-        return found
+        return operand
 
     def optional(self, name: str) -> Value | None:
         """An operand that may be absent."""
-        given = self._arguments[name]
-        return self._values[given] if isinstance(given, Node) else None
+        node = self._arguments[name]
+        return self._values[node] if isinstance(node, Node) else None
 
     def tensors(self, name: str) -> list[Value]:
-        """The operands of a list."""
+        """The operands in an argument that is a list of tensors."""
         return [self._values[each] for each in self._arguments[name]]
 
     def constant(self, name: str) -> Constant:
         """An operand that is known before the program runs."""
-        found = self.tensor(name)
-        if not isinstance(found, Constant):
+        operand = self.tensor(name)
+        if not isinstance(operand, Constant):
             raise Refused(f"{name} is computed at run time")
-        return found
+        return operand
 
     def weight(self, name: str) -> Value:
-        """An operand that is known before the program runs, but in a network that is trained,
-        whose weights are given to every run."""
+        """An operand that is a constant, unless the network is trained: its weights are then inputs
+        of every run."""
         return self.tensor(name) if self.trained else self.constant(name)
 
     def optional_weight(self, name: str) -> Value | None:
-        """Such an operand that may be absent."""
+        """A weight that may be absent."""
         return None if self._arguments[name] is None else self.weight(name)
 
     @property
     def trained(self) -> bool:
-        """Whether the network is trained: it does what it does in training alone."""
+        """Whether the graph is for training a network, with gradients and random numbers."""
         return current_trace().training
 
     def filled(self, name: str, type: TensorType, value: float) -> Constant:
-        """A constant for an operand that is absent, of one number throughout."""
+        """A constant with all elements equal, in place of an absent operand."""
         dtype = numpy_dtype(type.dtype)
         return Constant(type, f"{self.node.name}.{name}", lambda: np.full(type.shape, value, dtype))
 
     def reads(self, place: int) -> bool:
-        """Whether anything reads that one of several results."""
-        places = [user.args[1] for user in self.node.users if user.target is operator.getitem]
-        return place in places or len(places) < len(self.node.users)
+        """Whether any node reads the result at this position among several."""
+        indices = [user.args[1] for user in self.node.users if user.target is operator.getitem]
+        return place in indices or len(indices) < len(self.node.users)
 
     @property
     def result(self) -> TensorType:
@@ -122,44 +128,44 @@ class AtenCall:
         return type_of(value)
 
     def ints(self, name: str, count: int) -> tuple[int, ...]:
-        """A list of that many ints, or of one that stands for them."""
-        given = self[name]
-        if len(given) not in (1, count):
-            raise Refused(f"{name}={given} is for {len(given)} axes; known are {count}")
-        return tuple(given) if len(given) == count else (given[0],) * count
+        """A list of ``count`` ints; a list of one int is repeated."""
+        values = self[name]
+        if len(values) not in (1, count):
+            raise Refused(f"{name}={values} is for {len(values)} axes; known are {count}")
+        return tuple(values) if len(values) == count else (values[0],) * count
 
     def pair(self, name: str) -> tuple[int, int]:
-        """A list of one or two ints, as two."""
+        """A list of one or two ints as a pair."""
         first, second = self.ints(name, 2)
         return (first, second)
 
     def axis(self, name: str, rank: int) -> int:
-        """An axis, counted from the front."""
+        """An axis as an index that is not negative."""
         return int(self[name]) % max(rank, 1)
 
 
 def arguments_of(node: Node) -> dict[str, Any]:
     """The arguments of a node by the names in its operator's schema, defaults filled in."""
     target: Any = node.target
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for i, argument in enumerate(target._schema.arguments):
         if i < len(node.args):
-            found[argument.name] = node.args[i]
+            arguments[argument.name] = node.args[i]
         elif argument.name in node.kwargs:
-            found[argument.name] = node.kwargs[argument.name]
+            arguments[argument.name] = node.kwargs[argument.name]
         else:
-            found[argument.name] = argument.default_value
-    return found
+            arguments[argument.name] = argument.default_value
+    return arguments
 
 
 def type_of(tensor: Any) -> TensorType:
-    """The type of a PyTorch tensor; Refused if the graph has no such type."""
+    """The type of a PyTorch tensor; raises Refused if graphs do not support it."""
     if not isinstance(tensor, torch.Tensor):
         raise Refused(f"it gives a {type(tensor).__name__}, not a tensor")
     if tensor.layout != torch.strided:
         raise Refused(f"a tensor has layout {tensor.layout}")
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in ITEMSIZE or dtype in BYTES:  # whose arithmetic wraps in PyTorch
+    if dtype not in ITEMSIZE or dtype in BYTES:  # int8 and uint8 wrap in PyTorch
         raise Refused(f"a tensor has dtype {dtype}")
     sizes: Sequence[Any] = tuple(tensor.shape)
     if not all(isinstance(size, int) for size in sizes):
@@ -171,7 +177,7 @@ def type_of(tensor: Any) -> TensorType:
 
 @dataclass(frozen=True)
 class KnownOperator:
-    """An ATen operation that is known."""
+    """An ATen overload that is known, its converter, and the condition under which it is taken."""
 
     name: str
     converter: Converter
@@ -182,7 +188,7 @@ _TAKEN: dict[str, KnownOperator] = {}
 
 
 def takes(*names: str, when: str = "") -> Callable[[Converter], Converter]:
-    """Registers a converter for ATen overloads; ``when`` says on what condition, for the docs."""
+    """Registers a converter for ATen overloads; the reference page shows the condition ``when``."""
 
     def register(converter: Converter) -> Converter:
         for name in names:
@@ -197,7 +203,8 @@ _LEFT: dict[str, str] = {}
 
 
 def leaves(*names: str, why: str) -> None:
-    """Says why these ATen overloads are left, beyond that they are not known."""
+    """Registers the reason why these ATen overloads are left; otherwise it is that they are not
+    known."""
     _LEFT.update(dict.fromkeys(names, why))
 
 
@@ -212,7 +219,7 @@ def known() -> dict[str, KnownOperator]:
 
 
 def key_of(node: Node) -> str:
-    """The name under which an operation is looked up: "conv2d.default" for ATen's."""
+    """The registry's key of an operation, such as "conv2d.default" for one of ATen's."""
     target: Any = node.target
     if isinstance(target, OpOverload):
         return str(target).removeprefix("aten.")

@@ -1,4 +1,4 @@
-"""Comparisons, what bools make of one another, and choices between elements."""
+"""Comparisons, logical operations of bools, and selection by a condition."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def isnan(call: AtenCall) -> Any:
 _OF_BOOLS = "its operands are bools"
 
 
-def _joined(call: AtenCall, title: str, join: Compare) -> Any:
-    return _as_bool(title, join(argument(0), argument(1)), *_bools(call, "self", "other"))
+def _joined(call: AtenCall, title: str, combine: Compare) -> Any:
+    return _as_bool(title, combine(argument(0), argument(1)), *_bools(call, "self", "other"))
 
 
 def _bools(call: AtenCall, *names: str) -> list[Value]:
@@ -120,15 +120,15 @@ def masked_fill(call: AtenCall) -> Any:
 
 
 def _chosen(call: AtenCall, condition: str, true: str, false: str) -> Any:
-    """The one where ``condition`` holds, the other where not; a number may stand for either."""
+    """Selects ``true`` where ``condition`` holds and ``false`` elsewhere; both may be numbers."""
     (mask,) = _bools(call, condition)
     names = [name for name in (true, false) if call.is_tensor(name)]
-    places = {name: argument(place) for place, name in enumerate(names, 1)}
-    either = [
-        places[name] if name in places else constant(float(call.number(name)))
+    arguments = {name: argument(position) for position, name in enumerate(names, 1)}
+    choices = [
+        arguments[name] if name in arguments else constant(float(call.number(name)))
         for name in (true, false)
     ]
     dtype = call.result.dtype
-    body = scalar.where(argument(0) > 0.0, *either)
+    body = scalar.where(argument(0) > 0.0, *choices)
     op = ops.Formula(body, tensors=1 + len(names), title="Where", dtype=dtype)
     return apply(op, mask, *operands(call, *names))

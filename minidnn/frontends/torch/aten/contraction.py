@@ -1,4 +1,4 @@
-"""Convolution and matrix products with known weights, and sums of products as an equation says."""
+"""Convolutions, linear layers and matrix products, and ``einsum`` in terms of these."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def conv2d_named_padding(call: AtenCall) -> Any:
     if call["padding"] == "valid":
         return _conv2d(call, ((0, 0), (0, 0)))
     kernel = call.weight("weight").shape[2:]
-    reach = [d * (k - 1) for d, k in zip(call.pair("dilation"), kernel, strict=True)]
-    rows, columns = ((total // 2, total - total // 2) for total in reach)  # an odd one at the end
+    totals = [d * (k - 1) for d, k in zip(call.pair("dilation"), kernel, strict=True)]
+    # Of an odd padding, the larger half is at the end.
+    rows, columns = ((total // 2, total - total // 2) for total in totals)
     return _conv2d(call, (rows, columns))
 
 
@@ -54,12 +55,12 @@ def conv1d_named_padding(call: AtenCall) -> Any:
     if call["padding"] == "valid":
         return _conv1d(call, (0, 0))
     (dilation,) = call["dilation"]
-    reach = dilation * (call.weight("weight").shape[-1] - 1)
-    return _conv1d(call, (reach // 2, reach - reach // 2))
+    total = dilation * (call.weight("weight").shape[-1] - 1)
+    return _conv1d(call, (total // 2, total - total // 2))
 
 
 def _conv1d(call: AtenCall, padding: tuple[int, int]) -> Any:
-    """Over the columns of images of one row."""
+    """Convolves vectors as images of one row."""
     x = call.tensor("input")
     weight = call.weight("weight")
     if x.type.rank != 3:
@@ -78,13 +79,13 @@ def conv_transpose(call: AtenCall) -> Any:
     axes = weight.type.rank - 2
     if axes not in (1, 2) or x.type.rank != weight.type.rank:
         raise Refused(f"input {x.shape} and weight {weight.shape}; known is 1-d, 2-d, with a batch")
-    padding, more = call.ints("padding", axes), call.ints("output_padding", axes)
+    padding, output_padding = call.ints("padding", axes), call.ints("output_padding", axes)
     return transposed_convolution(
         x,
         weight,
         *_bias(call, "bias"),
         stride=call.ints("stride", axes),
-        cut=tuple((p, p - extra) for p, extra in zip(padding, more, strict=True)),
+        cut=tuple((p, p - extra) for p, extra in zip(padding, output_padding, strict=True)),
         dilation=call.ints("dilation", axes),
         groups=call["groups"],
     )
@@ -121,7 +122,7 @@ def mm(call: AtenCall) -> Any:
 
 @takes("matmul.default", "mv.default", "dot.default")
 def matmul(call: AtenCall) -> Any:
-    """A vector is a matrix of one row, or of one column if it is the second."""
+    """A vector becomes a matrix: of one row as the first operand, of one column as the second."""
     x, other = (call.tensor(name) for name in call.names)
     left = apply_or_compute(ops.View((1, *x.shape)), x) if x.type.rank == 1 else x
     right = other
@@ -133,7 +134,7 @@ def matmul(call: AtenCall) -> Any:
 
 @takes("baddbmm.default", when="no other dtype is asked for")
 def baddbmm(call: AtenCall) -> Any:
-    """``beta * self + alpha * batch1 @ batch2``; without beta, nothing of ``self`` counts."""
+    """``beta * self + alpha * batch1 @ batch2``; with ``beta = 0``, ``self`` is not read."""
     alpha, beta = float(call.number("alpha")), float(call.number("beta"))
     out = product(call.tensor("batch1"), call.tensor("batch2"))
     scaled = argument(0) if alpha == 1.0 else argument(0) * alpha
@@ -144,7 +145,7 @@ def baddbmm(call: AtenCall) -> Any:
 
 
 def product(x: Value, other: Value) -> Value:
-    """``x @ other``; a known matrix is the weight of a linear layer."""
+    """``x @ other``; a constant matrix becomes the weight of a linear layer."""
     if min(x.type.rank, other.type.rank) < 2:
         raise Refused(f"operands have shapes {x.shape} and {other.shape}; known are matrices")
     if isinstance(other, Constant) and other.type.rank == 2:
@@ -160,12 +161,12 @@ def _transposed(matrix: Value) -> Value:
 def einsum(call: AtenCall) -> Any:
     equation = call["equation"].replace(" ", "")
     values = call.tensors("tensors")
-    given, _, result = equation.partition("->")
-    first, _, second = given.partition(",")
+    operands, _, result = equation.partition("->")
+    first, _, second = operands.partition(",")
     if "->" not in equation:
         result = "".join(sorted(set(first) ^ set(second)))
-    twice = any(len(set(part)) < len(part) for part in (first, second, result))
-    if len(values) != 2 or "." in equation or twice:
+    repeats = any(len(set(part)) < len(part) for part in (first, second, result))
+    if len(values) != 2 or "." in equation or repeats:
         raise Refused(f"{equation!r}; known are two operands, each letter once, and no '...'")
     sizes = dict(zip(second, values[1].shape, strict=True))
     if any(
@@ -177,7 +178,7 @@ def einsum(call: AtenCall) -> Any:
     b, second = _summed(values[1], second, first + result)
     shared = [letter for letter in first if letter in second]
     batch = [letter for letter in shared if letter in result]
-    over = [letter for letter in shared if letter not in result]
+    contracted = [letter for letter in shared if letter not in result]
     rows = [letter for letter in first if letter not in shared]
     columns = [letter for letter in second if letter not in shared]
 
@@ -189,21 +190,23 @@ def einsum(call: AtenCall) -> Any:
         shape = (*(sizes[letter] for letter in batch), count(one), count(other))
         return apply_or_compute(ops.View(shape), ordered)
 
-    out = product(matrices(a, first, rows, over), matrices(b, second, over, columns))
+    out = product(matrices(a, first, rows, contracted), matrices(b, second, contracted, columns))
     letters = [*batch, *rows, *columns]
     out = apply_or_compute(ops.View(tuple(sizes[letter] for letter in letters)), out)
     return _ordered(out, "".join(letters), list(result))
 
 
 def _summed(x: Value, letters: str, read: str) -> tuple[Value, str]:
-    """The operand without the axes that nothing else has, whose sum is taken first."""
-    alone = tuple(axis for axis, letter in enumerate(letters) if letter not in read)
-    if not alone:
+    """Sums over the axes that neither the other operand nor the result has; returns the sum and its
+    letters."""
+    summed_axes = tuple(axis for axis, letter in enumerate(letters) if letter not in read)
+    if not summed_axes:
         return x, letters
     kept = "".join(letter for letter in letters if letter in read)
-    return apply_or_compute(ops.Reduce("sum", alone), x), kept
+    return apply_or_compute(ops.Reduce("sum", summed_axes), x), kept
 
 
 def _ordered(x: Value, letters: str, wanted: list[str]) -> Value:
+    """Transposes axes, which are named by letters, to the wanted order."""
     order = tuple(letters.index(letter) for letter in wanted)
     return x if order == tuple(range(len(order))) else apply_or_compute(ops.Transpose(order), x)

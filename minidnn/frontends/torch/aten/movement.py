@@ -1,4 +1,5 @@
-"""Operations that only move elements, rows of tables among them, or do nothing."""
+"""Operations that only move elements or do nothing: views, slices, concatenation, padding,
+gathering, and lookups of embeddings."""
 
 from __future__ import annotations
 
@@ -91,10 +92,10 @@ def transpose(call: AtenCall) -> Any:
 @takes("movedim.int", "movedim.intlist", "moveaxis.int", "moveaxis.intlist")
 def movedim(call: AtenCall) -> Any:
     x = call.tensor("self")
-    given = [call[name] for name in ("source", "destination")]
+    arguments = [call[name] for name in ("source", "destination")]
     rank = max(x.type.rank, 1)
     source, destination = (
-        [axis % rank for axis in (axes if isinstance(axes, list) else [axes])] for axes in given
+        [axis % rank for axis in (axes if isinstance(axes, list) else [axes])] for axes in arguments
     )
     rest = iter([axis for axis in range(x.type.rank) if axis not in source])
     moved = dict(zip(destination, source, strict=True))
@@ -114,7 +115,7 @@ def matrix_transpose(call: AtenCall) -> Any:
 
 
 def part(x: Value, axis: int, start: int, size: int, step: int = 1) -> Any:
-    """``size`` elements along ``axis``, every ``step``-th from ``start`` on."""
+    """A slice of ``size`` elements along ``axis``: every ``step``-th from ``start`` on."""
     rank = x.type.rank
     starts, sizes, steps = [0] * rank, list(x.shape), [1] * rank
     starts[axis], sizes[axis], steps[axis] = start, size, step
@@ -150,15 +151,15 @@ def select(call: AtenCall) -> Any:
 def chunk(call: AtenCall) -> Any:
     x = call.tensor("self")
     axis = call.axis("dim", x.type.rank)
-    whole = call.node.meta["val"]
-    found, start = [], 0
-    for piece in whole:
-        alone = piece.dim() < x.type.rank
-        size = 1 if alone else piece.shape[axis]
+    pieces = call.node.meta["val"]
+    values, start = [], 0
+    for piece in pieces:
+        drops_axis = piece.dim() < x.type.rank
+        size = 1 if drops_axis else piece.shape[axis]
         value = part(x, axis, start, size)
-        found.append(_reshaped(value, tuple(piece.shape)) if alone else value)
+        values.append(_reshaped(value, tuple(piece.shape)) if drops_axis else value)
         start += size
-    return found
+    return values
 
 
 @takes("expand.default", "expand_as.default", "broadcast_to.default")
@@ -183,7 +184,7 @@ def stack(call: AtenCall) -> Any:
 
 @takes("slice_scatter.default", when="the step is 1")
 def slice_scatter(call: AtenCall) -> Any:
-    """A tensor with a slice of it replaced."""
+    """Replaces a slice of a tensor."""
     x, axis = call.tensor("self"), call.axis("dim", call.result.rank)
     if call["step"] != 1:
         raise Refused(f"step={call['step']}; known is 1")
@@ -193,7 +194,7 @@ def slice_scatter(call: AtenCall) -> Any:
 
 @takes("select_scatter.default")
 def select_scatter(call: AtenCall) -> Any:
-    """A tensor with all that has one index along an axis replaced."""
+    """Replaces the slice of a tensor at one index along an axis."""
     x, axis = call.tensor("self"), call.axis("dim", call.result.rank)
     shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
     source = _reshaped(call.tensor("src"), shape)
@@ -201,13 +202,13 @@ def select_scatter(call: AtenCall) -> Any:
 
 
 def _replaced(x: Value, source: Value, axis: int, begin: int) -> Any:
-    """A tensor whose elements from ``begin`` on along an axis are those of another."""
+    """Replaces the elements of ``x`` from ``begin`` on along an axis by those of ``source``."""
     end = begin + source.shape[axis]
-    around = [(0, begin), (end, x.shape[axis])]
-    before, behind = (
-        [part(x, axis, first, last - first, 1)] if last > first else [] for first, last in around
+    ranges = [(0, begin), (end, x.shape[axis])]
+    before, after = (
+        [part(x, axis, first, last - first, 1)] if last > first else [] for first, last in ranges
     )
-    pieces = [*before, source, *behind]
+    pieces = [*before, source, *after]
     return pieces[0] if len(pieces) == 1 else apply(ops.Concat(axis), *pieces)
 
 
@@ -240,15 +241,15 @@ def replication_pad(call: AtenCall) -> Any:
 
 
 def _padded(call: AtenCall, mode: str, value: float) -> Any:
-    """Paddings are given in pairs, those of the last axis first."""
+    """Pads; the argument has a pair of sizes for each axis, beginning with the last axis."""
     x = call.tensor("self")
-    given = call["pad"] if "pad" in call.names else call["padding"]
-    if min(given, default=0) < 0:
-        raise Refused(f"padding={given} cuts elements off; known are sizes of at least 0")
+    sizes = call["pad"] if "pad" in call.names else call["padding"]
+    if min(sizes, default=0) < 0:
+        raise Refused(f"padding={sizes} cuts elements off; known are sizes of at least 0")
     rank = x.type.rank
     before, after = [0] * rank, [0] * rank
-    for i in range(len(given) // 2):
-        before[rank - 1 - i], after[rank - 1 - i] = given[2 * i], given[2 * i + 1]
+    for i in range(len(sizes) // 2):
+        before[rank - 1 - i], after[rank - 1 - i] = sizes[2 * i], sizes[2 * i + 1]
     return apply(ops.Pad(tuple(before), tuple(after), _MODES[mode], float(value)), x)
 
 
@@ -273,27 +274,27 @@ def roll(call: AtenCall) -> Any:
     x, axes = call.tensor("self"), call["dims"]
     if not axes:
         raise Refused("it rolls the whole as one vector")
-    places: dict[int, Sequence[int]] = {}
+    indices: dict[int, Sequence[int]] = {}
     for axis, shift in zip(axes, call["shifts"], strict=True):
         size = x.shape[axis]
-        before = places.get(axis % x.type.rank, range(size))
-        places[axis % x.type.rank] = [before[(i - shift) % size] for i in range(size)]
-    return _taken(x, places)
+        before = indices.get(axis % x.type.rank, range(size))
+        indices[axis % x.type.rank] = [before[(i - shift) % size] for i in range(size)]
+    return _taken(x, indices)
 
 
 @takes("repeat.default", "tile.default")
 def repeat(call: AtenCall) -> Any:
-    """The whole, several times along each axis, as if it had axes of one element in front."""
+    """Repeats a tensor along each axis, after prepending axes of size 1 for additional repeats."""
     x, shape = call.tensor("self"), call.result.shape
     wide = (1,) * (len(shape) - x.type.rank) + x.shape
     x = x if wide == x.shape else apply(ops.View(wide), x)
-    pairs = enumerate(zip(wide, shape, strict=True))
-    return _taken(x, {a: [i % n for i in range(out)] for a, (n, out) in pairs if out != n})
+    sizes = enumerate(zip(wide, shape, strict=True))
+    return _taken(x, {a: [i % n for i in range(out)] for a, (n, out) in sizes if out != n})
 
 
 @takes("repeat_interleave.self_int")
 def repeat_interleave(call: AtenCall) -> Any:
-    """Each element several times; without an axis those of the whole as one vector."""
+    """Repeats each element along an axis; without an axis, along the flattened tensor."""
     x, times = call.tensor("self"), call["repeats"]
     if call["dim"] is None:
         x = apply(ops.View((x.type.size,)), x)
@@ -308,19 +309,19 @@ def index_select(call: AtenCall) -> Any:
 
 
 def _indices(index: Constant, x: Value, call: AtenCall) -> list[int]:
-    """The numbers of a vector of indices, counted from the front."""
+    """The elements of an index vector, as indices that are not negative."""
     size = x.shape[call.axis("dim", x.type.rank)]
     return [int(i) % size for i in index.data.reshape(-1)]
 
 
 @takes("unfold.default")
 def unfold(call: AtenCall) -> Any:
-    """Windows along an axis, of which each is the last axis of its own."""
+    """Extracts sliding windows along an axis; the elements of a window become the last axis."""
     x = call.tensor("self")
     axis, size, step = call.axis("dimension", x.type.rank), call["size"], call["step"]
     count = call.result.shape[axis]
-    taken = _taken(x, {axis: [i * step + k for i in range(count) for k in range(size)]})
-    split = apply(ops.View((*x.shape[:axis], count, size, *x.shape[axis + 1 :])), taken)
+    windows = _taken(x, {axis: [i * step + k for i in range(count) for k in range(size)]})
+    split = apply(ops.View((*x.shape[:axis], count, size, *x.shape[axis + 1 :])), windows)
     order = [d for d in range(x.type.rank + 1) if d != axis + 1]
     return apply(ops.Transpose((*order, axis + 1)), split)
 
@@ -353,7 +354,7 @@ def _blocks(call: AtenCall) -> rearranged.SlidingBlocks:
 
 @takes("tril.default", "triu.default")
 def triangle(call: AtenCall) -> Any:
-    """Zero above, or below, a diagonal of the last two axes."""
+    """Sets the elements above (``tril``) or below (``triu``) a diagonal of matrices to 0."""
     x, diagonal = call.tensor("self"), call["diagonal"]
     rows, columns = x.shape[-2:]
     lower = "tril" in str(call.node.target)
@@ -367,10 +368,10 @@ def triangle(call: AtenCall) -> Any:
     return apply(ops.Formula(body, tensors=2, title="Triangle", dtype=x.dtype), x, kept)
 
 
-def _taken(x: Value, places: Mapping[int, Sequence[int]]) -> Value:
-    """Along these axes the elements of these indices."""
-    every = [tuple(places[axis]) if axis in places else None for axis in range(x.type.rank)]
-    return apply(ops.Take(tuple(every)), x)
+def _taken(x: Value, by_axis: Mapping[int, Sequence[int]]) -> Value:
+    """Gathers the elements at these indices along each of these axes."""
+    indices = [tuple(by_axis[axis]) if axis in by_axis else None for axis in range(x.type.rank)]
+    return apply(ops.Take(tuple(indices)), x)
 
 
 @takes("channel_shuffle.default")
@@ -380,7 +381,8 @@ def channel_shuffle(call: AtenCall) -> Any:
 
 @takes("embedding.default", when="not training, and the table is known")
 def embedding(call: AtenCall) -> Any:
-    """PyTorch refuses numbers beyond the table; here they give NaN, unless they are known."""
+    """Looks up rows of a table.  PyTorch raises for indices out of range; here such indices are
+    refused if they are constants, and give rows of NaN otherwise."""
     if call.trained:
         raise Refused(f"{TRAINING}, and PyTorch refuses numbers beyond the table")
     table, numbers = call.constant("weight"), call.tensor("indices")

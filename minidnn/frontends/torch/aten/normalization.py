@@ -1,4 +1,4 @@
-"""Normalization with stored statistics, and over the last axes or groups of channels."""
+"""Batch, layer, group, instance and RMS normalization."""
 
 from __future__ import annotations
 
@@ -46,18 +46,21 @@ def _normalize(call: AtenCall) -> Any:
 
 @takes("_native_batch_norm_legit_functional.default", when=_CONDITION)
 def functional_batch_norm(call: AtenCall) -> Any:
-    """What the stored statistics become are further results."""
+    """Returns the new running statistics as further results."""
     if not call["training"]:
-        same = [call.tensor(name) for name in _STATISTICS]
-        return (_normalize(call), None, None, *same)
+        unchanged = [call.tensor(name) for name in _STATISTICS]
+        return (_normalize(call), None, None, *unchanged)
     if not call.trained:
         raise Refused(f"{TRAINING}, and takes the batch's own statistics")
     return _normalize_by_batch(call)
 
 
 def _normalize_by_batch(call: AtenCall) -> tuple[Any, ...]:
-    """By the mean and variance of the batch, towards which the stored ones move, if there are any;
-    the stored variance is that of the population."""
+    """Normalizes by the statistics of the batch, and updates the running statistics, if there are
+    any.
+
+    The running variance gets the unbiased estimate, and the normalization uses the biased one.
+    """
     x: Any = call.tensor("input")
     axes = (0, *range(2, x.type.rank))
     count = prod(x.shape[axis] for axis in axes)
@@ -66,17 +69,17 @@ def _normalize_by_batch(call: AtenCall) -> tuple[Any, ...]:
     mean = apply(ops.Reduce("mean", axes), x)
     var = apply(ops.Variance(), x, mean)
     factor = float(call.number("momentum"))
-    moved = []
-    for name, new, more in zip(_STATISTICS, (mean, var), (1.0, count / (count - 1)), strict=True):
-        body = argument(0) * (1.0 - factor) + argument(1) * (more * factor)
+    running = []
+    for name, new, scale in zip(_STATISTICS, (mean, var), (1.0, count / (count - 1)), strict=True):
+        body = argument(0) * (1.0 - factor) + argument(1) * (scale * factor)
         formula = ops.Formula(body, tensors=2, title="Moved")
         old = call.optional(name)
-        moved.append(None if old is None else apply(formula, old, new))
+        running.append(None if old is None else apply(formula, old, new))
     weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
     weight = call.filled("weight", mean.type, 1.0) if weight is None else weight
     bias = call.filled("bias", mean.type, 0.0) if bias is None else bias
     result = apply(ops.BatchNorm(float(call.number("eps"))), x, weight, bias, mean, var)
-    return (result, None, None, *moved)
+    return (result, None, None, *running)
 
 
 @takes("layer_norm.default", when="weight and bias are known")
@@ -93,9 +96,9 @@ def _layer_norm(call: AtenCall) -> Any:
     weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
     if weight is None and bias is not None:
         raise Refused("it has a bias, but no weight")
-    given = [value for value in (weight, bias) if value is not None]
+    operands = [value for value in (weight, bias) if value is not None]
     op = ops.LayerNorm(len(call["normalized_shape"]), float(call.number("eps")))
-    return apply(op, call.tensor("input"), *given)
+    return apply(op, call.tensor("input"), *operands)
 
 
 @takes("group_norm.default", when="weight and bias are known")
@@ -111,20 +114,21 @@ def instance_norm(call: AtenCall) -> Any:
 
 
 def _normalize_groups(call: AtenCall, groups: int) -> Any:
-    """Each image's groups of channels by their own statistics, then each channel by its weight."""
+    """Normalizes each group of channels of each image by its own statistics, and then applies the
+    weight and bias of each channel."""
     op = ops.GroupNorm(groups, float(call.number("eps")))
     weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
-    given = weight or bias
-    if given is None:
+    vector = weight or bias
+    if vector is None:
         return apply(op, call.tensor("input"))
-    weight = call.filled("weight", given.type, 1.0) if weight is None else weight
-    bias = call.filled("bias", given.type, 0.0) if bias is None else bias
+    weight = call.filled("weight", vector.type, 1.0) if weight is None else weight
+    bias = call.filled("bias", vector.type, 0.0) if bias is None else bias
     return apply(op, call.tensor("input"), weight, bias)
 
 
 @takes("rms_norm.default", when="the weight is known")
 def rms_norm(call: AtenCall) -> Any:
-    """Each element by the root of the mean square of the last axes, times its weight."""
+    """Divides by the root mean square over the last axes, and multiplies by the weight."""
     x, weight = call.tensor("input"), call.optional_weight("weight")
     if x.dtype in ("float16", "bfloat16"):
         raise Refused(f"it is of {x.dtype}, for which PyTorch has sums of more digits")

@@ -1,4 +1,4 @@
-"""Pooling over rows and columns, or columns alone."""
+"""Pooling in one, two and three dimensions, by operators of two."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def avg_pool1d(call: AtenCall) -> Any:
 
 
 def _row(call: AtenCall) -> Value:
-    """Vectors as images of one row."""
+    """The operand with its vectors as images of one row."""
     x = call.tensor("self")
     if x.type.rank != 3:
         raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
@@ -107,22 +107,22 @@ def adaptive_max_pool1d(call: AtenCall) -> Any:
 
 @takes("avg_pool3d.default", when="there is a batch axis, and no padding")
 def avg_pool3d(call: AtenCall) -> Any:
-    """Averages along the depth of averages over rows and columns."""
+    """Averages over rows and columns first, and then along the depth."""
     x, kernel = call.tensor("self"), call.ints("kernel_size", 3)
-    plain = call.ints("padding", 3) == (0, 0, 0) and not call["ceil_mode"]
-    if x.type.rank != 5 or not plain or call["divisor_override"] is not None:
+    unpadded = call.ints("padding", 3) == (0, 0, 0) and not call["ceil_mode"]
+    if x.type.rank != 5 or not unpadded or call["divisor_override"] is not None:
         raise Refused(
             f"input {x.shape}, padding={call['padding']}, ceil_mode={call['ceil_mode']}, "
             f"divisor_override={call['divisor_override']}; known is none, and a batch axis"
         )
     stride = call.ints("stride", 3) if call["stride"] else kernel
     batch, channels, depth, rows, columns = x.shape
-    found = x
+    pooled = x
     if (kernel[1:], stride[1:]) != ((1, 1), (1, 1)):
         images = apply(ops.View((batch, channels * depth, rows, columns)), x)
-        found = apply(ops.AvgPool2d((kernel[1], kernel[2]), (stride[1], stride[2])), images)
-        rows, columns = found.shape[2:]
+        pooled = apply(ops.AvgPool2d((kernel[1], kernel[2]), (stride[1], stride[2])), images)
+        rows, columns = pooled.shape[2:]
     if (kernel[0], stride[0]) != (1, 1):
-        images = apply(ops.View((batch, channels, depth, rows * columns)), found)
-        found = apply(ops.AvgPool2d((kernel[0], 1), (stride[0], 1)), images)
-    return apply(ops.View(call.result.shape), found)
+        images = apply(ops.View((batch, channels, depth, rows * columns)), pooled)
+        pooled = apply(ops.AvgPool2d((kernel[0], 1), (stride[0], 1)), images)
+    return apply(ops.View(call.result.shape), pooled)

@@ -1,4 +1,4 @@
-"""Operations that join elements along axes, variances and norms of vectors among them."""
+"""Reductions along axes, and what is computed from them: softmax, variances, vector norms."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mean(call: AtenCall) -> Any:
     x = call.tensor("self")
     if x.type.rank == 4 and axes_of(call) == (2, 3):
         same_dtype(call)
-        pooled = apply(ops.AdaptiveAvgPool2d((1, 1)), x)  # fuses with what is before it
+        pooled = apply(ops.AdaptiveAvgPool2d((1, 1)), x)  # fuses with its producer
         return pooled if call["keepdim"] else apply(ops.Flatten(1), pooled)
     return _reduce(call, "mean")
 
@@ -71,7 +71,7 @@ def amin(call: AtenCall) -> Any:
 
 
 def _reduce(call: AtenCall, how: How, first: bool = False) -> Any:
-    """``first`` says that the first of equal extremes has all of the gradient."""
+    """``first``: among equal extrema, the first one gets all of the gradient."""
     same_dtype(call)
     axes = axes_of(call)
     op = ops.Reduce(how, axes, keeps(call), first=first and call.trained and len(axes) == 1)
@@ -83,12 +83,12 @@ def keeps(call: AtenCall) -> bool:
 
 
 def axes_of(call: AtenCall) -> tuple[int, ...]:
-    """The axes joined: all of them if none is given."""
+    """The axes to reduce: all of them if the call names none."""
     rank = call.tensor("self").type.rank
-    given = call["dim"] if "dim" in call.names else None
-    if isinstance(given, int):
-        given = [given]
-    return tuple(sorted({axis % max(rank, 1) for axis in given})) if given else tuple(range(rank))
+    axes = call["dim"] if "dim" in call.names else None
+    if isinstance(axes, int):
+        axes = [axes]
+    return tuple(sorted({axis % max(rank, 1) for axis in axes})) if axes else tuple(range(rank))
 
 
 @takes("prod.default", "prod.dim_int", when=NO_DTYPE)
@@ -117,17 +117,21 @@ def argmin(call: AtenCall) -> Any:
 
 
 def _place(call: AtenCall, turned: bool) -> Value:
-    """The index of the largest element, or of the smallest, which is the largest when turned: of
-    several the first, as PyTorch's on the CPU is; NaN counts as either."""
+    """The index of the largest element; with ``turned``, of the smallest, as that of the largest
+    negated one.
+
+    Among equal elements it is the first, as in PyTorch on the CPU.  NaN counts as the largest and
+    as the smallest.
+    """
     x = call.tensor("self")
     if turned:
-        # Of whole numbers the smallest has no opposite.
+        # The smallest integer has no negative; -1 - x does not overflow.
         body = -argument(0) if x.dtype in FLOATS else -1.0 - argument(0)
         x = apply(ops.Formula(body, title="Turned"), x)
     if call["dim"] is not None:
         return apply(ops.ArgMax(call["dim"], bool(call["keepdim"])), x)
-    place = apply(ops.ArgMax(0), apply(ops.View((x.type.size,)), x))
-    return apply(ops.View(call.result.shape), place)
+    index = apply(ops.ArgMax(0), apply(ops.View((x.type.size,)), x))
+    return apply(ops.View(call.result.shape), index)
 
 
 @takes("any.default", "any.dim", "any.dims")
@@ -141,26 +145,26 @@ def all_(call: AtenCall) -> Any:
 
 
 def _of_bools(call: AtenCall, how: How) -> Value:
-    """Whether any, or all, are other than zero, as NaN is."""
-    counted = apply(
+    """Whether any element (``how="max"``) or all elements (``"min"``) are nonzero, as NaN is."""
+    nonzero = apply(
         ops.Formula(1.0 - equal(argument(0), 0.0), title="Counts", dtype="int32"),
         call.tensor("self"),
     )
-    found = apply(ops.Reduce(how, axes_of(call), keeps(call)), counted)
-    return apply(ops.Formula(argument(0), title="Any", dtype="bool"), found)
+    reduced = apply(ops.Reduce(how, axes_of(call), keeps(call)), nonzero)
+    return apply(ops.Formula(argument(0), title="Any", dtype="bool"), reduced)
 
 
 @takes("logsumexp.default")
 def logsumexp(call: AtenCall) -> Any:
     x, axes = call.tensor("self"), axes_of(call)
-    top = apply(ops.Reduce("max", axes, keepdim=True), x)
-    # An infinite one would be taken from itself, which is NaN.
+    largest = apply(ops.Reduce("max", axes, keepdim=True), x)
+    # An infinite maximum minus itself would be NaN.
     finite = where(abs(argument(0)) < inf, argument(0), 0.0)
-    top = apply(ops.Formula(finite, title="Finite"), top)
-    apart = ops.Formula(scalar.exp(argument(0) - argument(1)), tensors=2, title="Exp")
-    total = apply(ops.Reduce("sum", axes, keepdim=True), apply(apart, x, top))
+    largest = apply(ops.Formula(finite, title="Finite"), largest)
+    shifted = ops.Formula(scalar.exp(argument(0) - argument(1)), tensors=2, title="Exp")
+    total = apply(ops.Reduce("sum", axes, keepdim=True), apply(shifted, x, largest))
     body = scalar.log(argument(0)) + argument(1)
-    out = apply(ops.Formula(body, tensors=2, title="LogSumExp"), total, top)
+    out = apply(ops.Formula(body, tensors=2, title="LogSumExp"), total, largest)
     return out if keeps(call) else apply(ops.View(call.result.shape), out)
 
 
@@ -192,21 +196,21 @@ def _mean_of(call: AtenCall) -> Value:
 
 
 def _variance(call: AtenCall, mean: Value) -> Value:
-    """What lies how far from the mean, by so many less as the correction says: 0 / 0, which is
-    NaN, if none are left."""
+    """The sum of squared differences from the mean, divided by the count less the correction.  If
+    that is not positive, the divisor is 0."""
     x, axes = call.tensor("self"), axes_of(call)
     if "unbiased" in call.names:
         correction = 1.0 if call["unbiased"] else 0.0
     else:
         correction = 1.0 if call["correction"] is None else float(call.number("correction"))
     count = math.prod(x.shape[axis] for axis in axes)
-    apart = argument(0) - argument(1)
-    squares = apply(ops.Formula(apart * apart, tensors=2, title="Squares"), x, mean)
-    found = apply(ops.Reduce("mean", axes, keeps(call)), squares)
+    difference = argument(0) - argument(1)
+    squares = apply(ops.Formula(difference * difference, tensors=2, title="Squares"), x, mean)
+    mean_square = apply(ops.Reduce("mean", axes, keeps(call)), squares)
     if not correction:
-        return found
-    left = constant(max(count - correction, 0.0))
-    return apply(ops.Formula(argument(0) * float(count) / left, title="Variance"), found)
+        return mean_square
+    divisor = constant(max(count - correction, 0.0))
+    return apply(ops.Formula(argument(0) * float(count) / divisor, title="Variance"), mean_square)
 
 
 def _root(x: Value, factor: float = 1.0) -> Value:
@@ -226,7 +230,7 @@ def linalg_vector_norm(call: AtenCall) -> Any:
 
 @takes("linalg_norm.default", when="of vectors, or Frobenius's of matrices; " + NO_DTYPE)
 def linalg_norm(call: AtenCall) -> Any:
-    """Without an order it is that of all elements."""
+    """Without an order it is the 2-norm of the elements as a vector."""
     if call["ord"] is None:
         return _norm(call, 2.0)
     rank = call.tensor("self").type.rank
@@ -248,23 +252,23 @@ def _norm(call: AtenCall, order: float) -> Value:
     if count == 1 and order != 0.0:
         return apply(ops.View(call.result.shape), apply(ops.Formula(size, title="Abs"), x))
     if abs(order) == inf:
-        found = apply(ops.Formula(size, title="Abs"), x)
-        return apply(ops.Reduce("max" if order > 0 else "min", axes, keep), found)
+        sizes = apply(ops.Formula(size, title="Abs"), x)
+        return apply(ops.Reduce("max" if order > 0 else "min", axes, keep), sizes)
     _no_half(x)
     if order == 2.0:
-        # The mean, as at less than 32 bits the sum may be too large for its type.
+        # By the mean, as the sum may overflow a dtype of less than 32 bits.
         squares = apply(ops.Formula(argument(0) * argument(0), title="Squares"), x)
         mean = apply(ops.Reduce("mean", axes, keep), squares)
         return _root(mean, float(count))
     if order == 0.0:
-        each = where(size > 0.0, constant(1.0), where(size <= 0.0, constant(0.0), 1.0))
+        term = where(size > 0.0, constant(1.0), where(size <= 0.0, constant(0.0), 1.0))
     elif order == 1.0:
-        each = size
+        term = size
     else:
-        each = scalar.apply("pow", size, order)
-    if order < 1.0 and order != 0.0:  # infinite is the derivative at 0 alone, which counts as 0
-        each = where(size <= 0.0, 0.0 if order > 0.0 else inf, each)
-    total = apply(ops.Reduce("sum", axes, keep), apply(ops.Formula(each, title="Power"), x))
+        term = scalar.apply("pow", size, order)
+    if order < 1.0 and order != 0.0:  # the derivative at 0 is infinite, and is taken as 0
+        term = where(size <= 0.0, 0.0 if order > 0.0 else inf, term)
+    total = apply(ops.Reduce("sum", axes, keep), apply(ops.Formula(term, title="Power"), x))
     if order in (0.0, 1.0):
         return total
     length = scalar.apply("pow", argument(0), 1 / order)
@@ -275,19 +279,19 @@ def _norm(call: AtenCall, order: float) -> Value:
 
 @takes("cosine_similarity.default", when="both operands have one dtype")
 def cosine_similarity(call: AtenCall) -> Any:
-    """Each vector by its length, which is eps at least, then their product."""
+    """Divides each vector by its length, or by eps if that is larger, and multiplies both."""
     first, second = operands(call, "x1", "x2")
     _no_half(first)
     shape = np.broadcast_shapes(first.shape, second.shape)
     axis = call["dim"] % len(shape)
-    least = float(call.number("eps"))
+    eps = float(call.number("eps"))
     units = []
     for value in (first, second):
-        spread = value if value.shape == shape else apply(ops.Expand(shape), value)
-        squares = apply(ops.Formula(argument(0) * argument(0), title="Square"), spread)
+        expanded = value if value.shape == shape else apply(ops.Expand(shape), value)
+        squares = apply(ops.Formula(argument(0) * argument(0), title="Square"), expanded)
         total = apply(ops.Reduce("sum", (axis,), keepdim=True), squares)
-        length = at_least(root(argument(1)), constant(least))
+        length = at_least(root(argument(1)), constant(eps))
         units.append(
-            apply(ops.Formula(argument(0) / length, tensors=2, title="Unit"), spread, total)
+            apply(ops.Formula(argument(0) / length, tensors=2, title="Unit"), expanded, total)
         )
     return apply(ops.Reduce("sum", (axis,)), apply(ops.Mul(), *units))

@@ -1,4 +1,5 @@
-"""Images of another size, as minidnn/graph/resize.py has them, and read along a grid."""
+"""Interpolation of images to another size, by :mod:`minidnn.graph.resize`, and sampling at the
+points of a grid."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def grid_sampler(call: AtenCall) -> Any:
 
 @takes("affine_grid_generator.default")
 def affine_grid(call: AtenCall) -> Any:
-    """The coordinates of all elements, by a matrix for each image."""
+    """Computes a sampling grid: the affine transformation of all output coordinates, with one
+    matrix for each image."""
     theta, size = call.tensor("theta"), [int(each) for each in call["size"]]
     axes = [_coordinates(each, bool(call["align_corners"])) for each in size[2:]]
     dtype = numpy_dtype(theta.dtype)
@@ -70,13 +72,13 @@ def affine_grid(call: AtenCall) -> Any:
         return np.stack([*rows, np.ones_like(rows[0])], 1)[None].astype(dtype)
 
     shape = (1, math.prod(size[2:]), len(axes) + 1)
-    places = Constant(TensorType(shape, theta.dtype), f"{call.node.name}.places", base)
-    found = product(places, apply(ops.Transpose((0, 2, 1)), theta))
-    return apply(ops.View(call.result.shape), found)
+    coordinates = Constant(TensorType(shape, theta.dtype), f"{call.node.name}.places", base)
+    transformed = product(coordinates, apply(ops.Transpose((0, 2, 1)), theta))
+    return apply(ops.View(call.result.shape), transformed)
 
 
 def _coordinates(size: int, corners: bool) -> np.ndarray:
-    """Where the elements of an axis lie, from -1 to 1."""
+    """The coordinates of an axis's elements, from -1 to 1."""
     if corners:
         return np.linspace(-1, 1, size) if size > 1 else np.zeros(1)
     return (2 * np.arange(size) + 1) / size - 1
@@ -90,7 +92,7 @@ leaves(
 
 
 def _axes(call: AtenCall, x: Value) -> list[resize.Axis]:
-    """The axes behind the channels; it may be said by how much images grow."""
+    """The spatial axes, with their scale factors where the call names these."""
     sizes = list(zip(x.shape[2:], call.result.shape[2:], strict=True))
     factors: Sequence[float | None] = call["scale_factors"] or (None,) * len(sizes)
     return [resize.Axis(*pair, factor) for pair, factor in zip(sizes, factors, strict=True)]
