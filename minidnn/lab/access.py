@@ -80,8 +80,8 @@ class Access:
     @property
     def wavefronts(self) -> float:
         """Cycles of the load units: for global memory one for each line of 128 bytes that is
-        touched, for shared memory as many as the busiest bank has different words to serve.  None
-        for constant memory, which has units of its own."""
+        touched, for shared memory as many as the busiest bank has different words to serve.  0
+        for constant memory, which has its own units."""
         if self.space == "constant":
             return 0.0
         if self.space == "global":

@@ -197,7 +197,7 @@ def run(
 ) -> dict[str, Any]:
     """What each step of a ladder costs on this machine: predicted, checked, and measured.
 
-    A step is checked beside the ladder's reference before it is timed, in a process of its own: a
+    A step is checked against the ladder's reference before it is timed, in a process of its own: a
     script that calls this needs ``if __name__ == "__main__":``.
 
     >>> from minidnn import lab
@@ -212,9 +212,9 @@ def run(
         shapes: as of :func:`model`.
         parameters: numbers for the parameters of steps, or several of them to be tried.
         limit: seconds that one measurement may take.
-        counters: whether hardware counters are read, too, by Nsight Compute.  Where they are
-            forbidden the study says why, and what would allow them, and has all else.
-        tell: called with a line about what is going on.
+        counters: whether Nsight Compute also reads hardware counters.  Where they are forbidden,
+            the study says why, and what would allow them, and has all other figures.
+        tell: called with lines that report progress.
 
     Returns:
         A study, with times in its cells or the reason why there are none.
@@ -317,7 +317,7 @@ def tune(
 ) -> StepTuning:
     """Searches the block and the parameters with which a step is fastest on this machine.
 
-    What was found is remembered in the cache folder, for this machine, text, and question.
+    The result is kept in the cache folder, for this machine, the step's text, and the search.
 
     >>> from minidnn import lab
     >>> found = lab.tune("memory-cpu", "apart", shape="L2", parameters={"STRIDE": [8, 16]})

@@ -326,7 +326,7 @@ def table(study: Mapping[str, Any], ladder: Ladder | None = None) -> list[str]:
 
     Args:
         study: what :func:`model`, :func:`run` or :func:`load_study` gave.
-        ladder: that it is of; with it, what limits each step stands under what was measured.
+        ladder: of the study; with it, an explanation of each step follows its measurements.
 
     Returns:
         The lines, shape by shape; where a cell has no figures, the reason stands.

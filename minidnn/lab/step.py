@@ -142,13 +142,13 @@ class Ladder:
     """Kernels that compute the same, each a step beyond the one before.
 
     Attributes:
-        name: by which the command line knows it.
+        name: on the command line.
         title: what is computed.
-        shape: a default, whose fields are the numbers that make a shape.
+        shape: the default; its fields are the sizes that make a shape.
         steps: from the first to the last, all of one kind.
-        reference: the result in float64, of a shape and its operands by name.
-        shapes: others by their names, on which the ladder is measured.
-        example: a case that is worked out, as text; "" for none.
+        reference: returns the result in float64 for a shape and its operands by name.
+        shapes: other shapes by name, on which the ladder is measured.
+        example: returns a worked example as text; "" for none.
 
     >>> from minidnn import lab
     >>> ladder = lab.ladder_of("conv")
@@ -188,7 +188,7 @@ class Ladder:
         yield from self.steps[at + 1 :]
 
     def with_step(self, step: LadderStep, after: str = "") -> Ladder:
-        """This ladder and ``step``, at its end or behind the step called ``after``.
+        """This ladder and ``step``, at its end or after the step called ``after``.
 
         Raises:
             UnsupportedError: there is a step of its name, none called ``after``, or it runs on

@@ -208,7 +208,7 @@ def recorded_studies() -> dict[str, Path]:
     """The files of the studies that come with minidnn, by ladder.
 
     Returns:
-        Paths, by the names of the ladders that they are of.
+        Paths, by the names of their ladders.
 
     >>> from minidnn import lab
     >>> sorted(lab.recorded_studies())

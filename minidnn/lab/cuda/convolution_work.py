@@ -100,22 +100,22 @@ def _in_tiles(shape: ConvolutionShape, block: Block, positions: int = 1) -> _Thr
 def _in_order(shape: ConvolutionShape, block: Block) -> _Threads:
     positions, threads = shape.out_height * shape.out_width, block[0] * block[1]
     blocks = -(-positions // threads)
-    chosen = sample(blocks, _TILES)[:, None, None]
+    sampled = sample(blocks, _TILES)[:, None, None]
     thread = lanes(threads)
-    position = chosen * threads + thread
+    position = sampled * threads + thread
     inside = (thread >= 0) & (position < positions)
     row = np.where(inside, position // shape.out_width, -1)
-    return _Threads(row, position % shape.out_width, blocks / len(chosen))
+    return _Threads(row, position % shape.out_width, blocks / len(sampled))
 
 
 def _image(
-    shape: ConvolutionShape, row: np.ndarray, column: np.ndarray, there: np.ndarray
+    shape: ConvolutionShape, row: np.ndarray, column: np.ndarray, active: np.ndarray
 ) -> tuple[np.ndarray, float]:
     """The image's indices at these rows and columns, (blocks, instructions, 32), in the first
     planes; and how many planes of the batch each of those stands for."""
     planes = shape.batch * shape.channels
     plane = np.arange(min(planes, _PLANES)).reshape(1, -1, 1, 1)
-    inside = there & (row >= 0) & (row < shape.height) & (column >= 0) & (column < shape.width)
+    inside = active & (row >= 0) & (row < shape.height) & (column >= 0) & (column < shape.width)
     at = (plane * shape.height + row[:, None]) * shape.width + column[:, None]
     at = np.where(inside[:, None], at, -1)
     return at.reshape(len(row), -1, row.shape[-1]), planes / plane.size
@@ -209,11 +209,11 @@ def halo(
     tile_width, tile_height = shape.halo(outputs)
     across, down = shape.tiles(outputs)
     tiles = sample(across * down, _TILES)[:, None, None]
-    taken = turns(count, tile_width * tile_height)
-    row = tiles // across * outputs[1] * shape.stride - shape.padding + taken // tile_width
-    column = tiles % across * outputs[0] * shape.stride - shape.padding + taken % tile_width
-    there = np.broadcast_to(taken >= 0, row.shape)
-    at, planes = _image(shape, row, column, there)
+    element = turns(count, tile_width * tile_height)
+    row = tiles // across * outputs[1] * shape.stride - shape.padding + element // tile_width
+    column = tiles % across * outputs[0] * shape.stride - shape.padding + element % tile_width
+    active = np.broadcast_to(element >= 0, row.shape)
+    at, planes = _image(shape, row, column, active)
     x = Access("x", "global", at, threads.share * planes * groups)
     blocks = len(tiles) * threads.share * groups * shape.batch
     channels = blocks * shape.channels
@@ -229,25 +229,25 @@ def halo(
         tap_reads.append(Access("x", "shared", index, channels, width=wide))
     accesses = [
         x,
-        Access("x", "shared", taken[None], channels, store=True),
+        Access("x", "shared", element[None], channels, store=True),
         *tap_reads,
         _result(shape, threads, threads.share),
     ]
-    copied = float((taken >= 0).any(-1).sum())
+    copied = float((element >= 0).any(-1).sum())
     if "GROUP" in parameters:
         width = max(width, _joined(group, tile_width * tile_height))
-        every = range(0, shape.taps * group, width)
-        taken = turns(count, shape.taps * group)
-        chosen = sample(groups, _PLANES)
-        filter = chosen.reshape(-1, 1, 1) * group + taken % group
-        index = filter * shape.channels * shape.taps + taken // group
-        index = np.where((taken >= 0) & (filter < shape.filters), index, -1)
+        offsets = range(0, shape.taps * group, width)
+        element = turns(count, shape.taps * group)
+        sampled = sample(groups, _PLANES)
+        filter = sampled.reshape(-1, 1, 1) * group + element % group
+        index = filter * shape.channels * shape.taps + element // group
+        index = np.where((element >= 0) & (filter < shape.filters), index, -1)
         accesses += [
-            Access("w", "global", index, channels / len(chosen)),
-            Access("w", "shared", taken[None], channels, store=True),
-            Access("w", "shared", uniform(every, count), channels, width=width),
+            Access("w", "global", index, channels / len(sampled)),
+            Access("w", "shared", element[None], channels, store=True),
+            Access("w", "shared", uniform(offsets, count), channels, width=width),
         ]
-        copied += float((taken >= 0).any(-1).sum())
+        copied += float((element >= 0).any(-1).sum())
     else:
         at = uniform(range(min(shape.channels, _PLANES) * shape.taps), count)
         times = channels / min(shape.channels, _PLANES)
@@ -291,27 +291,27 @@ def implicit(
     plane = shape.out_height * shape.out_width
     positions, depth = shape.batch * plane, shape.terms
     across, down, steps = -(-positions // columns), -(-shape.filters // rows), -(-depth // deep)
-    chosen, first = sample(across, TILES), sample(steps, DEPTHS) * deep
-    share, blocks = across * down / len(chosen), across * down
-    stretch = steps / len(first)
+    sampled, first = sample(across, TILES), sample(steps, DEPTHS) * deep
+    share, blocks = across * down / len(sampled), across * down
+    steps_each = steps / len(first)
     thread = lanes(count)
 
-    taken = turns(count, rows * deep)
+    element = turns(count, rows * deep)
     tops = sample(down, DEPTHS).reshape(-1, 1, 1, 1) * rows
-    filter, k = tops + taken // deep, first.reshape(1, -1, 1, 1) + taken % deep
-    there = (taken >= 0) & (filter < shape.filters) & (k < depth)
-    at = np.where(there, filter * depth + k, -1).reshape(len(tops), -1, 32)
-    w = Access("w", "global", at, blocks / len(tops) * stretch)
-    shared_index = np.where(taken >= 0, taken % deep * (rows + 4) + taken // deep, -1)
+    filter, k = tops + element // deep, first.reshape(1, -1, 1, 1) + element % deep
+    active = (element >= 0) & (filter < shape.filters) & (k < depth)
+    at = np.where(active, filter * depth + k, -1).reshape(len(tops), -1, 32)
+    w = Access("w", "global", at, blocks / len(tops) * steps_each)
+    shared_index = np.where(element >= 0, element % deep * (rows + 4) + element // deep, -1)
     to_w = Access("w", "shared", shared_index[None], blocks * steps, store=True)
 
     each = deep // (block[1] // 8)
     k_offset = thread // columns * each + np.arange(each).reshape(-1, 1, 1)
     if unfolded:
-        at, name = _in_matrix(shape, chosen, columns, thread, first, k_offset), "matrix"
+        at, name = _in_matrix(shape, sampled, columns, thread, first, k_offset), "matrix"
     else:
-        at, name = gathered(shape, chosen, columns, thread, first, k_offset), "x"
-    x = Access(name, "global", at, share * stretch)
+        at, name = gathered(shape, sampled, columns, thread, first, k_offset), "x"
+    x = Access(name, "global", at, share * steps_each)
     shared_index = np.where(thread >= 0, k_offset * columns + thread % columns, -1).reshape(
         1, -1, 32
     )
@@ -332,13 +332,13 @@ def implicit(
             ("x", along * columns + (j + half * block[0]) * 4),
         )
     ]
-    stores = _stores(shape, chosen * columns, block, (i, j), thread, share)
+    stores = _stores(shape, sampled * columns, block, (i, j), thread, share)
     products = blocks * steps * len(thread) * deep * 64
     fetched = (
         steps
         * blocks
         * (
-            len(taken) * _WEIGHT_INSTRUCTIONS
+            len(element) * _WEIGHT_INSTRUCTIONS
             + len(thread) * each * (_WEIGHT_INSTRUCTIONS if unfolded else GATHER_INSTRUCTIONS)
         )
     )
@@ -358,9 +358,9 @@ def unfold(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Wor
     """Returns the work of the im2col kernel: a thread writes one element."""
     threads, positions = block[0] * block[1], shape.batch * shape.out_height * shape.out_width
     across = -(-positions // threads)
-    chosen, first = sample(across, TILES), sample(shape.terms, DEPTHS * shape.taps)
-    share = across * shape.terms / (len(chosen) * len(first))
-    elements = (shape, chosen, threads, lanes(threads), first, np.zeros((1, 1, 1), int))
+    sampled, first = sample(across, TILES), sample(shape.terms, DEPTHS * shape.taps)
+    share = across * shape.terms / (len(sampled) * len(first))
+    elements = (shape, sampled, threads, lanes(threads), first, np.zeros((1, 1, 1), int))
     x = Access("x", "global", gathered(*elements), share)
     matrix = Access("matrix", "global", _in_matrix(*elements), share, store=True)
     return Work((x, matrix), 0.0, matrix.requests * _UNFOLD_INSTRUCTIONS, L2_CYCLES)
@@ -368,18 +368,18 @@ def unfold(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Wor
 
 def _in_matrix(
     shape: ConvolutionShape,
-    chosen: np.ndarray,
+    sampled: np.ndarray,
     columns: int,
-    number: np.ndarray,
+    thread: np.ndarray,
     first: np.ndarray,
-    own: np.ndarray,
+    k_offset: np.ndarray,
 ) -> np.ndarray:
     """Indices into the im2col matrix that the threads of N tiles load, as :func:`gathered`."""
     positions = shape.batch * shape.out_height * shape.out_width
-    position = chosen.reshape(-1, 1, 1, 1, 1) * columns + number % columns
-    k = first.reshape(1, -1, 1, 1, 1) + own
-    there = (number >= 0) & (position < positions) & (k < shape.terms)
-    return np.where(there, k * positions + position, -1).reshape(len(chosen), -1, 32)
+    position = sampled.reshape(-1, 1, 1, 1, 1) * columns + thread % columns
+    k = first.reshape(1, -1, 1, 1, 1) + k_offset
+    active = (thread >= 0) & (position < positions) & (k < shape.terms)
+    return np.where(active, k * positions + position, -1).reshape(len(sampled), -1, 32)
 
 
 def gathered(
@@ -404,18 +404,18 @@ def gathered(
     row = row + tap // shape.window_width * shape.dilation
     column = inner % shape.out_width * shape.stride - shape.padding
     column = column + tap % shape.window_width * shape.dilation
-    there = (number >= 0) & (image < shape.batch) & (channel < shape.channels)
-    there = there & (row >= 0) & (row < shape.height) & (column >= 0) & (column < shape.width)
+    active = (number >= 0) & (image < shape.batch) & (channel < shape.channels)
+    active = active & (row >= 0) & (row < shape.height) & (column >= 0) & (column < shape.width)
     at = ((image * shape.channels + channel) * shape.height + row) * shape.width + column
-    return np.where(there, at, -1).reshape(len(chosen), -1, 32)
+    return np.where(active, at, -1).reshape(len(chosen), -1, 32)
 
 
 def _stores(
     shape: ConvolutionShape,
-    left: np.ndarray,
+    first_position: np.ndarray,
     block: Block,
     patch: tuple[np.ndarray, np.ndarray],
-    number: np.ndarray,
+    thread: np.ndarray,
     share: float,
 ) -> Access:
     """The stores of the result: vectors of four where four positions share an image."""
@@ -424,10 +424,10 @@ def _stores(
     width = 4 if plane % 4 == 0 else 1
     r, c = np.arange(8).reshape(-1, 1, 1, 1), np.arange(0, 8, width).reshape(-1, 1, 1)
     filter = (i + r // 4 * block[1]) * 4 + r % 4
-    position = left.reshape(-1, 1, 1, 1, 1) + (j + c // 4 * block[0]) * 4 + c % 4
-    there = (number >= 0) & (filter < shape.filters) & (position < shape.batch * plane)
+    position = first_position.reshape(-1, 1, 1, 1, 1) + (j + c // 4 * block[0]) * 4 + c % 4
+    active = (thread >= 0) & (filter < shape.filters) & (position < shape.batch * plane)
     at = (position // plane * shape.filters + filter) * plane + position % plane
-    at = np.where(there, at, -1).reshape(len(left), -1, 32)
+    at = np.where(active, at, -1).reshape(len(first_position), -1, 32)
     # The first M tile stands for all.
     held = min(shape.filters, 8 * block[1])
     down = -(-shape.filters // (8 * block[1]))
@@ -442,27 +442,27 @@ def tensor(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Wor
     plane, depth = shape.out_height * shape.out_width, shape.terms
     positions = shape.batch * plane
     across, down, steps = -(-positions // columns), -(-shape.filters // rows), -(-depth // deep)
-    chosen, first = sample(across, TILES), sample(steps, DEPTHS) * deep
+    sampled, first = sample(across, TILES), sample(steps, DEPTHS) * deep
     blocks, stretch = across * down, steps / len(first)
-    share = blocks / len(chosen)
+    share = blocks / len(sampled)
     thread = lanes(count)
 
     width = 8 if depth % 8 == 0 else 1
-    taken = turns(count, rows * deep // 8)
+    element = turns(count, rows * deep // 8)
     tops = sample(down, DEPTHS).reshape(-1, 1, 1, 1, 1) * rows
-    filter = tops + taken // (deep // 8)
-    k = first.reshape(1, -1, 1, 1, 1) + taken % (deep // 8) * 8
+    filter = tops + element // (deep // 8)
+    k = first.reshape(1, -1, 1, 1, 1) + element % (deep // 8) * 8
     k = k + np.arange(0, 8, width).reshape(-1, 1, 1)
-    there = (taken >= 0) & (filter < shape.filters) & (k < depth)
-    at = np.where(there, filter * depth + k, -1).reshape(len(tops), -1, WARP)
+    active = (element >= 0) & (filter < shape.filters) & (k < depth)
+    at = np.where(active, filter * depth + k, -1).reshape(len(tops), -1, WARP)
     w = Access("w", "global", at, blocks / len(tops) * stretch, width=width, bytes=2)
-    shared_index = taken // (deep // 8) * (deep // 2 + 4) + taken % (deep // 8) * 4
-    shared_index = np.where(taken >= 0, shared_index, -1)[None]
+    shared_index = element // (deep // 8) * (deep // 2 + 4) + element % (deep // 8) * 4
+    shared_index = np.where(element >= 0, shared_index, -1)[None]
     to_w = Access("w", "shared", shared_index, blocks * steps, store=True, width=4)
 
     pairs = deep // 2 // (block[1] // 8)
     k_offset = thread // columns * pairs * 2 + np.arange(2 * pairs).reshape(-1, 1, 1)
-    at = gathered(shape, chosen, columns, thread, first, k_offset)
+    at = gathered(shape, sampled, columns, thread, first, k_offset)
     x = Access("x", "global", at, share * stretch, bytes=2)
     shared_index = k_offset[::2] // 2 * (columns + 8) + thread % columns
     shared_index = np.where(thread >= 0, shared_index, -1).reshape(1, -1, WARP)
@@ -470,10 +470,10 @@ def tensor(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Wor
 
     reads = fragments(("w", "x"), block, deep, blocks * steps)
     products = tensor_products(block, deep, blocks * steps)
-    fetched = len(taken) * 8 / width * VECTOR_COPIED
+    fetched = len(element) * 8 / width * VECTOR_COPIED
     fetched += len(thread) * 2 * pairs * GATHER_INSTRUCTIONS
     return Work(
-        (w, to_w, x, to_x, *reads, _tensor_stores(shape, chosen * columns, block, share)),
+        (w, to_w, x, to_x, *reads, _tensor_stores(shape, sampled * columns, block, share)),
         0.0,
         products + sum(one.requests for one in reads) + blocks * steps * fetched,
         cycles_alone(steps, deep),
@@ -483,16 +483,18 @@ def tensor(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Wor
     )
 
 
-def _tensor_stores(shape: ConvolutionShape, left: np.ndarray, block: Block, share: float) -> Access:
+def _tensor_stores(
+    shape: ConvolutionShape, first_position: np.ndarray, block: Block, share: float
+) -> Access:
     """The stores of the result, element by element; the first M tile stands for all."""
-    number, plane = lanes(block[0] * block[1]), shape.out_height * shape.out_width
-    row, column = warp_sums(number, block)
+    thread, plane = lanes(block[0] * block[1]), shape.out_height * shape.out_width
+    row, column = warp_sums(thread, block)
     r, c = np.arange(8).reshape(-1, 1, 1, 1), np.arange(8).reshape(-1, 1, 1)
     filter = row + 8 * r
-    position = left.reshape(-1, 1, 1, 1, 1) + column + c // 2 * 8 + c % 2
-    there = (number >= 0) & (filter < shape.filters) & (position < shape.batch * plane)
+    position = first_position.reshape(-1, 1, 1, 1, 1) + column + c // 2 * 8 + c % 2
+    active = (thread >= 0) & (filter < shape.filters) & (position < shape.batch * plane)
     at = (position // plane * shape.filters + filter) * plane + position % plane
-    at = np.where(there, at, -1).reshape(len(left), -1, WARP)
+    at = np.where(active, at, -1).reshape(len(first_position), -1, WARP)
     held, down = min(shape.filters, 8 * block[1]), -(-shape.filters // (8 * block[1]))
     times = share * shape.filters / (held * down)
     return Access("y", "global", at, times, store=True, bytes=2)
