@@ -208,8 +208,10 @@ class Gpu:
 
     def _environment(self) -> dict[str, str]:
         """Variables of the engines' process, which sees only this GPU, as its first."""
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return {"CUDA_VISIBLE_DEVICES": seen.split(",")[self.index] if seen else str(self.index)}
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return {
+            "CUDA_VISIBLE_DEVICES": visible.split(",")[self.index] if visible else str(self.index)
+        }
 
 
 def gpu_bench(device: str, against: Sequence[str] | None) -> Gpu:

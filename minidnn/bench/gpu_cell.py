@@ -73,13 +73,13 @@ def module_of(name: str, size: tuple[int, int]) -> Any:
     extra |= {"aux_logits": False} if extra else {}
     # Large networks take seconds to initialize on the CPU, so that is done on the GPU, except where
     # minidnn compiles the module itself.
-    place = "cpu" if name in BEYOND else "cuda"
-    with torch.device(place):
+    device = "cpu" if name in BEYOND else "cuda"
+    with torch.device(device):
         module = getattr(torchvision, name)(weights=None, **extra).eval()
     normalizations = [m for m in module.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     if normalizations:
         _calibrate(module, normalizations, size)
-    return module.to(place)
+    return module.to(device)
 
 
 def _calibrate(module: Any, normalizations: list[Any], size: tuple[int, int]) -> None:

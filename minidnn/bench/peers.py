@@ -202,11 +202,11 @@ def convert_to_int8(onnx: str, target: str, inputs: str, **_: Any) -> LoadedEngi
 
     session = ort.InferenceSession(onnx, providers=["CPUExecutionProvider"])
     names = [slot.name for slot in session.get_inputs()]
-    given: Iterator[Any] = iter([dict(zip(names, load_inputs(inputs), strict=True))])
+    samples: Iterator[Any] = iter([dict(zip(names, load_inputs(inputs), strict=True))])
 
     class Case(CalibrationDataReader):
         def get_next(self) -> Any:
-            return next(given, None)
+            return next(samples, None)
 
     def write(path: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -227,13 +227,13 @@ def mnn(model: str, inputs: str, threads: int) -> LoadedEngine:
     session = network.createSession({"backend": "CPU", "numThread": threads, "precision": "high"})
     (array,) = load_inputs(inputs)
     kind, layout = MNN.Halide_Type_Float, MNN.Tensor_DimensionType_Caffe
-    given = MNN.Tensor(array.shape, kind, array, layout)
+    source = MNN.Tensor(array.shape, kind, array, layout)
     entry, result = network.getSessionInput(session), network.getSessionOutput(session)
     shape = result.getShape()
     out = MNN.Tensor(shape, kind, np.zeros(shape, np.float32), layout)
 
     def run() -> Any:
-        entry.copyFrom(given)
+        entry.copyFrom(source)
         network.runSession(session)
         result.copyToHostTensor(out)
         return out
@@ -274,12 +274,12 @@ def ncnn(model: str, inputs: str, threads: int) -> LoadedEngine:
     images = [library.Mat(image).clone() for image in array]  # a copy has the alignment of ncnn
 
     def run() -> Any:
-        found = []
+        rows = []
         for image in images:
             extractor = network.create_extractor()
             extractor.input(entry, image)
-            found.append(np.array(extractor.extract(result)[1]))
-        return [np.stack(found)]
+            rows.append(np.array(extractor.extract(result)[1]))
+        return [np.stack(rows)]
 
     about = {"version": version("ncnn"), "precision": "f32"}
     return LoadedEngine(run, lambda arrays: arrays, about)

@@ -80,12 +80,12 @@ def case_of(
     """A network with random weights and a batch of noise, which are the same in every process."""
     torch.manual_seed(0)
     module = getattr(torchs, network)()
-    place = "cuda" if device.startswith("cuda") else "cpu"
-    if place == "cuda":
+    kind = "cuda" if device.startswith("cuda") else "cpu"
+    if kind == "cuda":
         allow(precision)
     else:
         torch.set_num_threads(threads)
-    x, target = torch.randn(*shape, device=place), torch.randint(0, 1000, (shape[0],), device=place)
+    x, target = torch.randn(*shape, device=kind), torch.randint(0, 1000, (shape[0],), device=kind)
     return TrainingCase(network, precision, device, threads, module, x, target)
 
 
@@ -131,11 +131,11 @@ def of_torch(case: TrainingCase, last: bool, mode: str | None = None) -> Take:
     def step() -> Any:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-            found = forward()
-        scaler.scale(found).backward()
+            step_loss = forward()
+        scaler.scale(step_loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        return found.detach()
+        return step_loss.detach()
 
     return step
 

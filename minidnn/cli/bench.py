@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
             _require_writable(option, path)
     if bench.notice and cases:
         print(f"minidnn bench: {bench.notice}", file=sys.stderr)
-    where = commit(), bench.machine()
+    key = commit(), bench.machine()
     end, longest = time.monotonic() + (options.seconds or math.inf), 0.0
     with ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
                 step("preparing", 0, 1)
                 bench.prepare(case, names, folder)
                 continue
-            records = results.records(*where, case)
+            records = results.records(*key, case)
             missing = names if options.again else _unmeasured(names, records, options.rounds)
             begin = time.monotonic()
             ahead = 0.0 if bench.in_pieces else longest
@@ -154,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
                 _print(text(case.name, shown))
     if options.json and options.merge:
         results.write(options.json)
-    return _conclude(options, results, where, [] if options.prepare else cases)
+    return _conclude(options, results, key, [] if options.prepare else cases)
 
 
 def _bench(options: argparse.Namespace) -> Cpu | Gpu:
@@ -247,13 +247,13 @@ def _earlier(names: Sequence[str], records: dict[str, Record]) -> Earlier | None
     none."""
     from minidnn.bench.measure import Earlier
 
-    found = {name: records.get(name, {}) for name in names}
+    by_engine = {name: records.get(name, {}) for name in names}
     ((begun, count), *others) = {
-        (record.get("begun"), len(record.get("rounds", ()))) for record in found.values()
+        (record.get("begun"), len(record.get("rounds", ()))) for record in by_engine.values()
     }
     if others or begun is None or not count:
         return None
-    return Earlier(begun, {name: record["rounds"] for name, record in found.items()})
+    return Earlier(begun, {name: record["rounds"] for name, record in by_engine.items()})
 
 
 def _step(case: Case, number: int, count: int) -> Step:

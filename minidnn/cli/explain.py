@@ -230,7 +230,7 @@ def document_of(executable: Executable, trail: Trail, passes: bool) -> dict[str,
 def add_times(document: dict[str, Any], profile: Profile) -> None:
     """Adds measured times to each region that has a kernel."""
     times = {region.name: region for region in profile.regions}
-    said = dict(zip(times, profile.descriptions, strict=True))
+    descriptions = dict(zip(times, profile.descriptions, strict=True))
     for region in document["regions"]:
         if region["name"] in times:
             measured = times[region["name"]]
@@ -240,8 +240,8 @@ def add_times(document: dict[str, Any], profile: Profile) -> None:
             region["arithmetic_seconds"] = measured.arithmetic_seconds
             region["memory_seconds"] = measured.memory_seconds
             region["causes"] = measured.causes
-            region["description"] = said[region["name"]]
-    document["refusals"] = {name: dict(found) for name, found in profile.refusals.items()}
+            region["description"] = descriptions[region["name"]]
+    document["refusals"] = {name: dict(reasons) for name, reasons in profile.refusals.items()}
 
 
 def labels(nodes: Iterable[Node]) -> list[str]:
@@ -255,18 +255,18 @@ def labels(nodes: Iterable[Node]) -> list[str]:
     from minidnn.graph.operators.movement import Reorder
     from minidnn.report.explain import inner_nodes
 
-    seen: Counter[str] = Counter()
-    found: dict[Node, str] = {}
+    counts: Counter[str] = Counter()
+    label_of: dict[Node, str] = {}
     for node in nodes:
         if isinstance(node.op, Reorder):  # it is no layer of the user: named after its operand
             value = node.inputs[0]
-            moved = value.name if value.producer is None else found[value.producer]
+            moved = value.name if value.producer is None else label_of[value.producer]
             label = f"{moved}, moved to {node.op.layout}"
         else:
             label = _label([(inner.source, inner.op.name) for inner in inner_nodes(node)])
-        seen[label] += 1
-        found[node] = label if seen[label] == 1 else f"{label} #{seen[label]}"
-    return list(found.values())
+        counts[label] += 1
+        label_of[node] = label if counts[label] == 1 else f"{label} #{counts[label]}"
+    return list(label_of.values())
 
 
 def _label(parts: Sequence[tuple[str, str]]) -> str:

@@ -52,9 +52,9 @@ def check_written(options: argparse.Namespace, for_all: Collection[str] = ()) ->
         )
     if options.opset is not None and kind != ONNX:
         raise MiniDNNError(f"--opset {options.opset}: {options.file!r} is no ONNX file")
-    for name, given in _compiling(options).items():
+    for name, value in _compiling(options).items():
         if kind != COMPILED and name not in for_all:
-            raise MiniDNNError(f"--{name} {given}: {options.file!r} is no compiled network")
+            raise MiniDNNError(f"--{name} {value}: {options.file!r} is no compiled network")
 
 
 def write(
@@ -86,7 +86,7 @@ def _kind(options: argparse.Namespace) -> str:
 
 def _compiling(options: argparse.Namespace) -> dict[str, Any]:
     names = ("device", "precision", "tolerance", "threads", "isa")
-    return {name: given for name in names if (given := getattr(options, name)) is not None}
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 HELP = "write a network, with its weights, as an ONNX file, a graph file, or compiled"

@@ -88,9 +88,9 @@ def _files() -> dict[str, str]:
 
 def _text(document: dict[str, Any]) -> str:
     names = [entry["name"] for entry in document["networks"]]
-    own = [entry["name"] for entry in document["networks"] if not entry["weights"]]
+    own_weights = [entry["name"] for entry in document["networks"] if not entry["weights"]]
     lines = ["networks", *_wrapped(", ".join(names))]
-    lines += _wrapped(f"{_NETWORKS} (torchvision's; of {', '.join(own)}, minidnn's)")
+    lines += _wrapped(f"{_NETWORKS} (torchvision's; of {', '.join(own_weights)}, minidnn's)")
     lines += ["", "devices"]
     for device in document["devices"]:
         told = ", ".join(device["precisions"]) if device["usable"] else f"no: {device['reason']}"

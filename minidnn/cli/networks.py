@@ -92,21 +92,21 @@ def sized_at(graph: SizedGraph, batch: int | None, size: tuple[int, int] | None)
     sizes that are None, and all others, to the least of their range."""
     sizes = {dim.name: dim.least for dim in graph.dims}
     rows, columns = size or (None, None)
-    for option, given, axis, rank in (
+    for option, value, axis, rank in (
         ("--batch", batch, 0, None),
         ("--size", rows, 2, 4),
         ("--size", columns, 3, 4),
     ):
-        if given is None:
+        if value is None:
             continue
         named = {
             template[axis]
             for template in graph.templates
             if template and rank in (None, len(template))
         }
-        if any(not isinstance(each, Dim) and each != given for each in named) or not named:
-            raise GraphError(f"{option} {given}: {graph!r} has its own")
-        sizes |= {each.name: given for each in named if isinstance(each, Dim)}
+        if any(not isinstance(each, Dim) and each != value for each in named) or not named:
+            raise GraphError(f"{option} {value}: {graph!r} has its own")
+        sizes |= {each.name: value for each in named if isinstance(each, Dim)}
     return graph.at(sizes)
 
 

@@ -49,8 +49,8 @@ def known_of(network: str, source: str) -> KnownWeights | None:
     if source == RANDOM:
         return None
     if source == DEFAULT:
-        own = [known for known in KNOWN_WEIGHTS if known.network == network]
-        return own[-1] if own else None
+        versions = [known for known in KNOWN_WEIGHTS if known.network == network]
+        return versions[-1] if versions else None
     known = find_known(source)
     if known is not None and known.network != network:
         raise MiniDNNError(
@@ -183,8 +183,8 @@ def prepared(
             )
         changes["resize"] = resize
     for name in ("mean", "std"):
-        if (given := getattr(options, name)) is not None:
-            changes[name] = given * (base.channels if len(given) == 1 else 1)
+        if (values := getattr(options, name)) is not None:
+            changes[name] = values * (base.channels if len(values) == 1 else 1)
     labels = options.labels or (usual if base.classes is None else None)
     if labels is not None:
         changes["classes"] = None if labels == NONE else tuple(load_labels(labels, outputs))
@@ -252,8 +252,8 @@ def of_zoo(name: str, source: str | None = None) -> Preparation | None:
     if known is None and source != DEFAULT:
         return None
     channels, own_size, _ = get_model(head).input_shape
-    found = published(head, source, own_size, channels)
-    return replace(found, classes=tuple(read_labels(IMAGENET))) if known else found
+    preparation = published(head, source, own_size, channels)
+    return replace(preparation, classes=tuple(read_labels(IMAGENET))) if known else preparation
 
 
 def load_labels(source: str, count: int) -> list[str]:

@@ -197,11 +197,11 @@ def _source(text: str, options: argparse.Namespace, say: Callable[[str], None]) 
     number = int(version) if colon else 1
 
     def opened() -> Opened:
-        found = _open(path, options)
-        if found.preparation is not None and is_path(path):
-            told = preparing.told(options, found.preparation)
+        network = _open(path, options)
+        if network.preparation is not None and is_path(path):
+            told = preparing.told(options, network.preparation)
             say(f"model {name!r} takes pictures that are {told}")
-        return found
+        return network
 
     return Source(name, number, _platform(path), opened)
 
@@ -222,10 +222,10 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
     from minidnn.serving.model import Opened
 
     if is_compiled(path):
-        given = {"device": options.device, "threads": options.threads}
-        own = {name: value for name, value in given.items() if value is not None}
-        return _compiled(minidnn.load(path, **own), preparing.file_says(path))
-    own = {
+        asked = {"device": options.device, "threads": options.threads}
+        arguments = {name: value for name, value in asked.items() if value is not None}
+        return _compiled(minidnn.load(path, **arguments), preparing.file_says(path))
+    arguments = {
         name: value
         for name in ("device", "precision", "threads")
         if (value := getattr(options, name)) is not None
@@ -233,15 +233,17 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
     # With "auto", each batch size would get its own precision.
     check_not_automatic(options.precision, "serving, which compiles several sizes of batches")
     if is_onnx(path):
-        return _onnx(path, options, own)
+        return _onnx(path, options, arguments)
     if is_path(path):
-        return _saved(path, options, own)
+        return _saved(path, options, arguments)
     network = network_of(path)
     channels, *own_size = network.input_shape
     size = options.size or own_size
     known = preparing.fitted(preparing.of_zoo(path), [(None, channels, *size)])
     return Opened(
-        lambda rows: minidnn.compile(network, (rows or 1, channels, *size), **own), True, known
+        lambda rows: minidnn.compile(network, (rows or 1, channels, *size), **arguments),
+        True,
+        known,
     )
 
 

@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     loader = Loader(
         train, batch, shuffle=True, seed=options.seed, workers=options.workers, drop_last=True
     )
-    others = Loader(held_out, batch, workers=options.workers)
+    validation = Loader(held_out, batch, workers=options.workers)
     trainer = md.Trainer(
         network,
         (batch, channels, size, size),
@@ -117,14 +117,16 @@ def run(options: argparse.Namespace) -> int:
     saves = md.callbacks.Checkpoint(options.output / CHECKPOINT, preparation=preparation)
     table = md.callbacks.CSV(options.output / "history.csv")
     try:
-        trainer.fit(loader, options.epochs, validate=others, callbacks=[bar, table, files, saves])
+        trainer.fit(
+            loader, options.epochs, validate=validation, callbacks=[bar, table, files, saves]
+        )
     finally:
         loader.close()
     if trainer.interrupted:
         _say(f"saved to {options.output}; --resume goes on")
         raise KeyboardInterrupt
     network.load_state_dict(md.load_weights(os.fspath(options.output / WEIGHTS)))
-    _evaluate(options, network, others, trainer, train.classes)
+    _evaluate(options, network, validation, trainer, train.classes)
     return 0
 
 

@@ -113,18 +113,18 @@ def _measured(
         executables.append(build(problem, recipe, core, machine, load))
     if not executables:
         return {"why_not": "it has no shape of tiles for these sizes"}
-    given, expected = arrays(operands)
-    x, w = _laid(problem, shape, given)
+    operand_arrays, expected = arrays(operands)
+    x, w = _laid(problem, shape, operand_arrays)
     y = cupy().full(expected.size, float("nan"), problem.y.dtype)
     workspace = cupy().empty(max(one.workspace for one in executables), "uint8")
     addresses = Addresses(x.data.ptr, w.data.ptr, y.data.ptr)
     runs: list[Run] = [one.bind(addresses, workspace.data.ptr) for one in executables]
     with turn(cupy().cuda.runtime.getDevice()):
         raced = race([Contestant(run) for run in runs])
-        timed = {place: ms for place, ms in enumerate(raced) if ms is not None}
+        timed = {index: ms for index, ms in enumerate(raced) if ms is not None}
         if not timed:
             return {"why_not": "it cannot run"}
-        fastest = min(timed, key=lambda place: timed[place])
+        fastest = min(timed, key=lambda index: timed[index])
         y.fill(float("nan"))
         runs[fastest]()
         cupy().cuda.Device().synchronize()
@@ -220,14 +220,14 @@ def ceilings(job: CeilingJob) -> list[dict[str, Any]]:
 def _convolutions(
     shape: ConvolutionShape, operands: Operands, algorithms: _Algorithms
 ) -> list[dict[str, Any]]:
-    given, expected = arrays(operands)
+    originals, expected = arrays(operands)
     images = (shape.batch, shape.channels, shape.height, shape.width)
     filters = (shape.filters, shape.channels, shape.window_height, shape.window_width)
     result = (shape.batch, shape.filters, shape.out_height, shape.out_width)
     rows = []
     for precision, math in _MATHS.items():
         type = "float16" if precision == "float16" else "float32"
-        held = {name: given[name].astype(type) for name in algorithms.given}
+        held = {name: originals[name].astype(type) for name in algorithms.given}
         held[RESULT] = cupy().empty(expected.size, type)
         sizes = dict(zip(algorithms.places, (images, filters, result), strict=True))
         held = {name: array.reshape(sizes[name]) for name, array in held.items()}
@@ -265,9 +265,9 @@ def _convolutions(
 
 
 def _product(shape: ProductShape, operands: Operands, precision: str) -> dict[str, Any]:
-    given, expected = arrays(operands)
-    a = given["a"].reshape(shape.rows, -1).astype(precision)
-    b = given["b"].reshape(-1, shape.columns).astype(precision)
+    originals, expected = arrays(operands)
+    a = originals["a"].reshape(shape.rows, -1).astype(precision)
+    b = originals["b"].reshape(-1, shape.columns).astype(precision)
     y = cupy().empty(expected.shape, precision)
 
     def run() -> None:
@@ -311,6 +311,6 @@ def fastest(
 
 def fastest_of_engine(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The row of the engine's fastest kernel in float32; None if there is none."""
-    own = [row for row in rows if row["family"] == OF_ENGINE and row["precision"] == "float32"]
-    timed = [row for row in own if "measured_seconds" in row]
+    engine = [row for row in rows if row["family"] == OF_ENGINE and row["precision"] == "float32"]
+    timed = [row for row in engine if "measured_seconds" in row]
     return min(timed, key=lambda row: row["measured_seconds"], default=None)

@@ -302,9 +302,9 @@ def main(path: str) -> None:
     """Launches each job of a file, for ``ncu`` to profile.  Their results were checked before."""
     jobs: list[Job] = pickle.loads(Path(path).read_bytes())
     for job in jobs:
-        given, expected = arrays(job.operands)
+        operands, expected = arrays(job.operands)
         result = cupy().empty(expected.size, job.result)
-        bound(job, {**given, RESULT: result})()
+        bound(job, {**operands, RESULT: result})()
         cupy().cuda.Device().synchronize()
 
 

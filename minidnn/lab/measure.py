@@ -89,10 +89,10 @@ def _errors() -> tuple[type[Exception], ...]:
 def run_once(job: Job) -> Callable[[], object]:
     """Binds the step to its operands and checks its first result; returns a function
     that runs it again.  Raises as :func:`measure` does."""
-    given, expected = arrays(job.operands)
+    operands, expected = arrays(job.operands)
     guarded = cupy().full(job.size + 2 * _GUARD, np.nan, job.result)
     y = guarded[_GUARD : _GUARD + job.size]
-    run = bound(job, {**given, RESULT: y})
+    run = bound(job, {**operands, RESULT: y})
     try:
         with timing_stream() as stream:
             run()
@@ -142,8 +142,8 @@ def arrays(operands: Operands) -> tuple[dict[str, Any], Any]:
     if _kept != [operands]:
         _forget()
         _kept.append(operands)
-    given = {name: _uploaded(path) for name, path in operands.files.items()}
-    return given, _uploaded(operands.expected)
+    uploaded = {name: _uploaded(path) for name, path in operands.files.items()}
+    return uploaded, _uploaded(operands.expected)
 
 
 def _machine_code(job: Job) -> dict[str, int]:

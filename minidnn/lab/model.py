@@ -105,8 +105,8 @@ def why_no_block(
     warps = _up(_up(threads, WARP) // WARP, _PARTITIONS)
     if (asked := warps * _up(registers * WARP, _REGISTER_UNIT)) > REGISTERS:
         return f"{asked} registers a block; there are {REGISTERS}"
-    if shared_bytes > (most := limits_of(capability).block_bytes):
-        return f"{shared_bytes} bytes of shared memory a block; there are {most}"
+    if shared_bytes > (limit := limits_of(capability).block_bytes):
+        return f"{shared_bytes} bytes of shared memory a block; there are {limit}"
     return None
 
 
@@ -214,8 +214,8 @@ class Prediction:
         """The most bytes of memory that an operand needs: its size, once; or once for each wave, if
         every wave streams through it and L2 cannot keep it."""
         size = self._bytes_of(operand)
-        kept = size <= self.machine.cache_bytes or operand not in self.work.streams
-        return size * (1 if kept else max(1, ceil(self.waves)))
+        stays_in_l2 = size <= self.machine.cache_bytes or operand not in self.work.streams
+        return size * (1 if stays_in_l2 else max(1, ceil(self.waves)))
 
     def _bytes_of(self, operand: str) -> float:
         number = next(one.bytes for one in self._global if one.operand == operand)

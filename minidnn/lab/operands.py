@@ -197,14 +197,14 @@ class OperandFolder:
 
     def of(self, names: Sequence[str], shape: Any, halves: Collection[str] = ()) -> Operands:
         """The operands ``names`` of a step on a shape, of which ``halves`` are in float16."""
-        given = tuple(sorted(name for name in names if name != RESULT))
-        key = (shape, given, frozenset(halves))
+        inputs = tuple(sorted(name for name in names if name != RESULT))
+        key = (shape, inputs, frozenset(halves))
         if key not in self._made:
-            operands = draw(given, shape, halves)
+            operands = draw(inputs, shape, halves)
             expected = self._ladder.reference(shape, operands).astype(np.float32)
             files = {name: self._save(name, array) for name, array in operands.items()}
-            kept = self._save(RESULT, expected)
-            self._made[key] = Operands(files, kept, tolerance(shape, halves))
+            expected_file = self._save(RESULT, expected)
+            self._made[key] = Operands(files, expected_file, tolerance(shape, halves))
         return self._made[key]
 
     def _save(self, name: str, array: np.ndarray) -> Path:

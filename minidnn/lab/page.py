@@ -300,16 +300,16 @@ def _roofline(cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:
         if not cell["operations"]:
             continue
         at, reached = cell["operational_intensity"], cell["operations"] / _seconds(cell) / 1e9
-        told = f"shape {cell['shape']}, {configuration(cell)}: {reached:.4g} GFLOP/s"
-        series.setdefault(cell["step"], []).append(Dot(at, reached, told))
+        label = f"shape {cell['shape']}, {configuration(cell)}: {reached:.4g} GFLOP/s"
+        series.setdefault(cell["step"], []).append(Dot(at, reached, label))
         roofs.append((at, cell["attainable_performance"]))
     if not series:
         return paragraph("Nothing is computed, so there is no roofline: bytes alone count.")
     peak = machine.get("peak_operations") or max(height for _, height in roofs)
     roof = Roofline(peak, machine["bandwidth"])
     low, high = min(at for at, _ in roofs) / 2, max(at for at, _ in roofs) * 2
-    places = sorted({low, high, min(max(roof.ridge, low), high)})
-    line = [(at, roof.attainable(at) / 1e9) for at in places]
+    intensities = sorted({low, high, min(max(roof.ridge, low), high)})
+    line = [(at, roof.attainable(at) / 1e9) for at in intensities]
     axes = (Scale("FLOP a byte of memory", log=True), Scale("GFLOP/s", log=True))
     see = (
         "Each point is a step with a shape and a block. The closer to the line, the less is left; "
@@ -321,8 +321,8 @@ def _roofline(cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:
 def _machine_code(cell: Cell) -> str:
     if not (code := cell.get("machine_code")):
         return "The study has no summary of its machine code: there was no cuobjdump."
-    told = ", ".join(f"{count} {name}" for name, count in code.items() if name != "all")
-    return f"Its machine code has {code['all']} instructions, most of them {told}."
+    counts = ", ".join(f"{count} {name}" for name, count in code.items() if name != "all")
+    return f"Its machine code has {code['all']} instructions, most of them {counts}."
 
 
 def _steps(study: Mapping[str, Any], ladder: Ladder) -> Iterator[str]:
@@ -340,8 +340,8 @@ def _steps(study: Mapping[str, Any], ladder: Ladder) -> Iterator[str]:
             )
         if (before := ladder.before(step)) is not None:
             lines = (before.text.splitlines(), step.text.splitlines())
-            found = difflib.unified_diff(*lines, before.name, step.name, lineterm="", n=1)
-            parts.append(details(f"Difference to {before.name}", [difference(found)]))
+            diff = difflib.unified_diff(*lines, before.name, step.name, lineterm="", n=1)
+            parts.append(details(f"Difference to {before.name}", [difference(diff)]))
         parts.append(code(step.text))
         yield details(f"{step.name}: {step.title}", parts)
 

@@ -73,11 +73,12 @@ def predict(
         [] if reason else point.step.calls(shape, point.block, point.parameters)
         for point, reason in zip(points, reasons, strict=True)
     ]
-    sources = [call.launch.source for own in calls for call in own]
+    sources = [call.launch.source for launches in calls for call in launches]
     kernels = iter(compile_kernels(sources, machine.arch) if sources else [])
     return [
-        reason or _predicted(point, shape, machine, own, [next(kernels).resources for _ in own])
-        for point, reason, own in zip(points, reasons, calls, strict=True)
+        reason
+        or _predicted(point, shape, machine, launches, [next(kernels).resources for _ in launches])
+        for point, reason, launches in zip(points, reasons, calls, strict=True)
     ]
 
 
@@ -270,15 +271,17 @@ def study(
     points = points_of(steps, blocks, parameters)
     cells = []
     for number, shape in enumerate(shapes):
-        for point, found in zip(points, device.predict(points, shape, machine), strict=True):
+        for point, prediction in zip(points, device.predict(points, shape, machine), strict=True):
             head = {
                 "step": point.step.name,
                 "shape": number,
                 "block": list(point.block),
                 "parameters": point.parameters,
             }
-            told = {"why_not": found} if isinstance(found, str) else found.record()
-            cells.append({**head, **told})
+            figures = (
+                {"why_not": prediction} if isinstance(prediction, str) else prediction.record()
+            )
+            cells.append({**head, **figures})
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -334,8 +337,8 @@ def measured_study(
                     jobs.append(device.job(point, shape, machine, operands))
                     yield jobs[-1]
 
-        found = IsolatedJobs(device.measure, limit).run(make_jobs())
-        for cell, one in zip(order, found, strict=True):
+        results = IsolatedJobs(device.measure, limit).run(make_jobs())
+        for cell, one in zip(order, results, strict=True):
             cell |= {"failed": one.text} if isinstance(one, Failure) else one
         counted = [pair for pair in zip(order, jobs, strict=True) if "failed" not in pair[0]]
         if counters:
@@ -352,10 +355,10 @@ def _count(
     """Adds counted metrics to cells; returns the name of the tool, or why nothing was counted."""
     assert device.count is not None
     try:
-        found = device.count([job for _, job in counted], limit * max(1, len(counted)))
+        counts = device.count([job for _, job in counted], limit * max(1, len(counted)))
     except CountersError as error:
         return {"why_not": str(error)}
-    for (cell, _), metrics in zip(counted, found, strict=True):
+    for (cell, _), metrics in zip(counted, counts, strict=True):
         cell["counters"] = metrics
     return {"tool": "ncu"}
 
@@ -370,7 +373,7 @@ def _libraries(
     """The ceilings of the device for each shape, or why there are none."""
     names = ladder.steps[0].operands(ladder.shape)
     jobs = [CeilingJob(shape, folder.of(names, shape)) for shape in shapes]
-    found = IsolatedJobs(DEVICES[ladder.device].ceilings, limit).run(jobs)
+    results = IsolatedJobs(DEVICES[ladder.device].ceilings, limit).run(jobs)
     return [
-        {"failed": one.text} if isinstance(one, Failure) else {"algorithms": one} for one in found
+        {"failed": one.text} if isinstance(one, Failure) else {"algorithms": one} for one in results
     ]

@@ -108,8 +108,8 @@ def tune_step(
     parts = (step.text, asdict(shape), asdict(machine), plan, method, most, seed)
     key = digest("lab tuning", _VERSION, ladder.name, json.dumps(parts))
     store = CacheStore("lab_tuning", ".json", _BYTES)
-    if (known := store.read(key)) is not None:
-        found = json.loads(known)
+    if (cached := store.read(key)) is not None:
+        found = json.loads(cached)
         return StepTuning(step.name, tuple(found["tried"]), found["refused"], True)
     predicted = device.predict(points, shape, machine)
     fitting = {
@@ -131,8 +131,8 @@ def tune_step(
                 )
     tuning = StepTuning(step.name, tuple(tried.values()), len(points) - len(fitting), False)
     if any("measured_seconds" in cell for cell in tuning.tried):
-        kept = {"tried": list(tuning.tried), "refused": tuning.refused}
-        store.put(key, json.dumps(kept).encode(), label=step.name)
+        document = {"tried": list(tuning.tried), "refused": tuning.refused}
+        store.put(key, json.dumps(document).encode(), label=step.name)
     return tuning
 
 

@@ -137,14 +137,14 @@ class CpuPrediction:
         # Tasks are indivisible: the time is that of the busiest thread, relative to an even split.
         share = -(-self.tasks // machine.threads) * machine.threads / self.tasks
         slot = share / machine.vectors
-        kept = self.bytes <= machine.l3_bytes
+        fits_l3 = self.bytes <= machine.l3_bytes
         return {
             "arithmetic": work.multiply_adds * slot,
             "load units": work.reads / _READS * slot,
             "issue": work.instructions / _INSTRUCTIONS * slot,
             "latency": work.multiply_adds * max(1.0, CHAINS / work.chains) * slot,
             "L2": work.near_bytes * share / machine.l2_bandwidth,
-            "memory": self.bytes / (machine.l2_bandwidth if kept else machine.bandwidth),
+            "memory": self.bytes / (machine.l2_bandwidth if fits_l3 else machine.bandwidth),
         }
 
     @property

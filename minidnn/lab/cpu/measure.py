@@ -72,10 +72,10 @@ def job(point: Point, shape: Any, machine: CpuMachine, operands: Operands) -> Cp
     def packed(name: str, path: Path) -> Path:
         if name not in step.packs:
             return path
-        kept = path.with_name(f"{step.name}-{path.name}")
-        if not kept.exists():
-            np.save(kept, step.packed(name, shape, np.load(path), lanes))
-        return kept
+        target = path.with_name(f"{step.name}-{path.name}")
+        if not target.exists():
+            np.save(target, step.packed(name, shape, np.load(path), lanes))
+        return target
 
     files = {name: packed(name, path) for name, path in operands.files.items()}
     return CpuJob(
@@ -186,10 +186,10 @@ def ceilings(job: CeilingJob) -> list[dict[str, Any]]:
     if not isinstance(job.shape, ConvolutionShape):
         return []
     isa, shape = best_isa(), job.shape
-    given = {name: np.load(path) for name, path in job.operands.files.items()}
-    parts, tensors = _convolution(shape, given["w"], isa)
+    operands = {name: np.load(path) for name, path in job.operands.files.items()}
+    parts, tensors = _convolution(shape, operands["w"], isa)
     expected = result(shape, np.load(job.operands.expected), isa.lanes)
-    x = given["x"]
+    x = operands["x"]
     if shape.channels > _FEW:
         x = image(shape, x, isa.lanes, border=0)
     rows = []

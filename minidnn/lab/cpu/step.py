@@ -91,8 +91,8 @@ class IspcStep(LadderStep):
         numbers |= {name.upper(): one for name, one in sizes.items() if isinstance(one, int)}
         used = [name for name in numbers if re.search(rf"\b{name}\b", self.text)]
         before = [f"#define {name} {numbers[name]}" for name in used]
-        body, found = re.subn(rf"MD_KERNEL\({self.name}\)", "MD_KERNEL(@)", self.text)
-        if not found:
+        body, count = re.subn(rf"MD_KERNEL\({self.name}\)", "MD_KERNEL(@)", self.text)
+        if not count:
             raise UnsupportedError(f"step {self.name}: its text has no MD_KERNEL({self.name})")
         after = [f"#undef {name}" for name in used]
         return KernelSource.named(self.name, "\n".join([*before, body, *after, ""]))
@@ -126,8 +126,8 @@ class IspcStep(LadderStep):
         reason = self.refusal(shape, self.with_own(parameters), machine.lanes)
         if reason is not None:
             return reason
-        most = _MOST_ELEMENTS // machine.lanes if self.packs else _MOST_ELEMENTS
+        limit = _MOST_ELEMENTS // machine.lanes if self.packs else _MOST_ELEMENTS
         for name, count in shape.operands.items():
-            if count > most:
-                return f"{name} has {count} elements; there may be {most}"
+            if count > limit:
+                return f"{name} has {count} elements; there may be {limit}"
         return None

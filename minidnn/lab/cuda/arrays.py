@@ -382,9 +382,9 @@ def _transpose_work(
     inside = active & (r < shape.width) & (c < shape.height)
     y = Access("y", "global", places(r * shape.height + c, inside), share, store=True)
     length, blocks = side + row, down * across
-    kept = np.where(active, i * length + j, -1).reshape(1, -1, 32)
+    stored = np.where(active, i * length + j, -1).reshape(1, -1, 32)
     read = np.where(active, j * length + i, -1).reshape(1, -1, 32)
-    to_tile = Access("x", "shared", kept, blocks, store=True)
+    to_tile = Access("x", "shared", stored, blocks, store=True)
     of_tile = Access("x", "shared", read, blocks)
     wait = L2_CYCLES + 2 * SHARED_CYCLES
     return Work((x, to_tile, of_tile, y), 0.0, 20 * x.requests, wait)

@@ -253,7 +253,7 @@ def _products(shape: ConvolutionShape, block: Block, parameters: Parameters) -> 
     tiles, deep = _tiles(shape, block, parameters), parameters["TILE_DEPTH"]
     rows, columns, threads = _EACH * block[1], _EACH * block[0], block[0] * block[1]
     down, across = -(-shape.filters // rows), -(-tiles.places // columns)
-    steps, whole = -(-shape.channels // deep), max(1.0, shape.channels / deep)
+    steps, full_steps = -(-shape.channels // deep), max(1.0, shape.channels / deep)
     blocks = down * across * tiles.frequencies
     tops, lefts = sample(down, _CHANNELS) * rows, sample(across, _BLOCKS) * columns
     frequencies = sample(tiles.frequencies, _FREQUENCIES)
@@ -265,7 +265,7 @@ def _products(shape: ConvolutionShape, block: Block, parameters: Parameters) -> 
         there = (k >= 0) & (k < shape.channels) & (place < count)
         at = (frequencies.reshape(1, -1, 1, 1) * shape.channels + k) * count + place
         at = np.where(there, 2 * at, -1).reshape(len(first), -1, WARP)
-        times = blocks / (len(first) * len(frequencies)) * whole
+        times = blocks / (len(first) * len(frequencies)) * full_steps
         shared_index = np.where(k >= 0, 2 * (k * wide + column), -1)[None]
         return (
             Access(name, "global", at, times, width=2),

@@ -89,7 +89,7 @@ def tiles(
     deep = parameters.get("TILE_DEPTH", block[0])
     rows, columns, threads = block[1] * down, block[0] * across, block[0] * block[1]
     top, left, share = corners(shape, (rows, columns))
-    steps, whole = -(-shape.depth // deep), max(1.0, shape.depth / deep)
+    steps, full_steps = -(-shape.depth // deep), max(1.0, shape.depth / deep)
     blocks = len(top) * share
 
     i, k = np.divmod(turns(threads, rows * deep // width), deep // width)
@@ -97,7 +97,7 @@ def tiles(
     at = np.where(
         (i >= 0) & (top + i < shape.rows) & (k < shape.depth), (top + i) * shape.depth + k, -1
     )
-    a = Access("a", "global", at, share * whole, width=width)
+    a = Access("a", "global", at, share * full_steps, width=width)
     shared_index = np.where(
         i >= 0, k * (rows + padded) + i if width > 1 else i * (deep + padded) + k, -1
     )
@@ -110,7 +110,7 @@ def tiles(
         "b",
         "global",
         np.where(active, i * shape.columns + left + j, -1),
-        share * whole,
+        share * full_steps,
         width=width,
     )
     shared_index = np.where(vector >= 0, vector * width, -1)
@@ -189,14 +189,14 @@ def tensor(shape: ProductShape, block: Block, parameters: Parameters) -> Work:
     deep, count = parameters["TILE_DEPTH"], block[0] * block[1]
     rows, columns = 8 * block[1], 8 * block[0]
     top, left, share = corners(shape, (rows, columns))
-    steps, whole = -(-shape.depth // deep), max(1.0, shape.depth / deep)
+    steps, full_steps = -(-shape.depth // deep), max(1.0, shape.depth / deep)
     blocks = len(top) * share
 
     vector = turns(count, rows * deep // 8)
     i, k = vector // (deep // 8), vector % (deep // 8) * 8
     active = (vector >= 0) & (top + i < shape.rows) & (k < shape.depth)
     at = np.where(active, (top + i) * shape.depth + k, -1)
-    a = Access("a", "global", at, share * whole, width=8, bytes=2)
+    a = Access("a", "global", at, share * full_steps, width=8, bytes=2)
     shared_index = np.where(vector >= 0, i * (deep // 2 + 4) + k // 2, -1)
     to_a = Access("a", "shared", shared_index[None], blocks * steps, store=True, width=4)
 
@@ -207,7 +207,7 @@ def tensor(shape: ProductShape, block: Block, parameters: Parameters) -> Work:
     at = np.where(active, 2 * i * shape.columns + left + j, -1)
     both = np.where(at[:, None] >= 0, at[:, None] + row_of_pair * shape.columns, -1)
     at = both.reshape(len(at), -1, WARP)
-    b = Access("b", "global", at, share * whole, width=8, bytes=2)
+    b = Access("b", "global", at, share * full_steps, width=8, bytes=2)
     shared_index = np.where(vector >= 0, i * (columns + 8) + j + 4 * row_of_pair, -1).reshape(
         1, -1, WARP
     )
