@@ -1,1 +1,1 @@
-"""Measuring engines against each other: each in a process of its own, in turn, with intervals."""
+"""Measures minidnn against other engines: networks and training steps, in interleaved rounds."""

@@ -1,6 +1,7 @@
-"""Cases as ``minidnn bench`` measures them: on the processor, on a GPU, and training steps.
+"""The benches of ``minidnn bench``: predictions on the CPU or on a GPU, and training steps.
 
-Nothing here needs PyTorch, or a GPU but to ask for its name.
+A bench names its machine, says which engines can run a case, and measures it.  Nothing in this
+module imports PyTorch, and a GPU is only asked for its name: engines run in other processes.
 """
 
 from __future__ import annotations
@@ -22,25 +23,26 @@ from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.results import Record
 from minidnn.errors import UnsupportedError
 
-#: PyTorch's modes; the first three are peers unless others are asked for.
+#: PyTorch's modes on a GPU; the first three are the peers by default.
 PEERS = ("torch", "torch-channels-last", "torch-compile", "torch-max-autotune", "torch-calls")
 USUAL = PEERS[:3]
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
-#: Those that train, all of them peers unless others are asked for.
+#: PyTorch's modes for training steps; all of them are the peers by default.
 _TRAINED = ("torch", "torch-channels-last", "torch-compile", "torch-reduce-overhead")
 TORCH = ("torch", "torchvision")
-#: Of the process that has a cell's engines; "max-autotune" compiles for a quarter of an hour.
+#: The function that makes all engines of a case in one process, and seconds that it may take:
+#: "max-autotune" compiles for a quarter of an hour.
 TARGET = "minidnn.bench.gpu_cell:cell"
 _TIMEOUT = 3600.0
 
 
 @dataclass(frozen=True)
 class Cpu:
-    """Cases on the processor, each engine in its own process.
+    """Measures predictions on the CPU, each engine in its own process.
 
     Attributes:
-        kinds: minidnn and the peers.
-        asked: whether peers were asked for by name.
+        kinds: minidnn and its peers.
+        asked: whether the user named the peers.
     """
 
     kinds: tuple[Kind, ...]
@@ -48,7 +50,7 @@ class Cpu:
 
     @property
     def notice(self) -> str:
-        """What is said before anything is measured: that there is nothing to compare with."""
+        """A message that is printed first if there is no peer to compare with; "" otherwise."""
         if len(self.kinds) > 1:
             return ""
         missing = [name for name in NEEDED if find_spec(name) is None]
@@ -58,15 +60,15 @@ class Cpu:
             "reference"
         )
 
-    #: A case may be left between two rounds, and gone on with later.
+    #: A case can be interrupted between two rounds and resumed by a later run.
     in_pieces = True
 
     def machine(self) -> str:
-        """What results are filed under."""
+        """The key of results in a file: a description of the machine."""
         return describe_machine().line()
 
     def suited(self, case: Case) -> list[str]:
-        """The names of the engines that can have the case: an ONNX file is no module of PyTorch.
+        """The names of the engines that can run the case: an ONNX file is no module of PyTorch.
 
         Raises:
             UnsupportedError: one that was asked for cannot.
@@ -80,10 +82,10 @@ class Cpu:
         return [kind.name for kind in self.kinds if kind.name not in unsuited]
 
     def prepare(self, case: Case, names: Sequence[str], folder: Path) -> None:
-        """Prepares files and minidnn's kernels.
+        """Writes the files of a case, and compiles minidnn's kernels for the cache.
 
         Raises:
-            EngineError: an engine cannot have the network.
+            EngineError: an engine cannot load the network.
         """
         prepared = self._prepared(case, folder)
         for kind in self._named(names):
@@ -98,7 +100,8 @@ class Cpu:
         step: Step,
         earlier: Earlier | None = None,
     ) -> dict[str, Record]:
-        """A record for each engine, see :func:`minidnn.bench.measure.measure`."""
+        """Measures a case; returns a record for each engine, see
+        :func:`minidnn.bench.measure.measure`."""
         prepared = self._prepared(case, folder)
         return measure.measure(prepared, self._named(names), effort, step, earlier)
 
@@ -112,7 +115,7 @@ class Cpu:
 
 
 def cpu_bench(against: Sequence[str] | None) -> Cpu:
-    """Cases with the peers of these names; without names, all that are installed.
+    """A bench of minidnn and the peers with these names, by default all that are installed.
 
     Raises:
         UnsupportedError: a name is unknown, or what an engine needs is not installed.
@@ -122,18 +125,18 @@ def cpu_bench(against: Sequence[str] | None) -> Cpu:
 
 @dataclass(frozen=True)
 class Gpu:
-    """Cells on one GPU: minidnn and PyTorch's modes in one process, called in turn.
+    """Measures predictions on one GPU: minidnn and PyTorch's modes, interleaved in one process.
 
     Attributes:
         device: "cuda", or "cuda:1" for the second GPU.
-        engines: minidnn and the peers.
+        engines: minidnn and its peers.
     """
 
     device: str
     engines: tuple[str, ...]
-    #: What has begun is measured to its end: making the engines takes longer than all rounds.
+    #: A case cannot be interrupted between rounds: making its engines takes longer than all rounds.
     in_pieces = False
-    #: What is said before anything is measured.
+    #: A message that is printed first; there is none.
     notice = ""
 
     @property
@@ -141,17 +144,17 @@ class Gpu:
         return int(self.device.partition(":")[2] or 0)
 
     def machine(self) -> str:
-        """What results are filed under: the GPU, its driver, minidnn's cuDNN."""
+        """The key of results in a file: the GPU, its driver, and minidnn's cuDNN."""
         from minidnn.cudnn import machine
 
         return f"{machine.device_name(self.index)}, {machine.library_name()}"
 
     def suited(self, case: Case) -> list[str]:
-        """The names of the engines that are measured."""
+        """The names of the engines that can run the case: all."""
         return list(self.engines)
 
     def prepare(self, case: Case, names: Sequence[str], folder: Path) -> None:
-        """Compiles minidnn's kernels and measures their choices, for the cache.
+        """Compiles minidnn's kernels and measures their alternatives, for the cache.
 
         Raises:
             EngineError: minidnn failed.
@@ -168,10 +171,11 @@ class Gpu:
         step: Step,
         earlier: Earlier | None = None,
     ) -> dict[str, Record]:
-        """A record for each engine; ``earlier``: rounds of all of these, which count too.
+        """Measures a case; returns a record for each engine.
 
-        All rounds are run, even if they end later than ``effort`` says.  An engine that cannot be
-        made has a record with its error, and does not stop the others.
+        All rounds are run, even if they end later than ``effort`` says.  ``earlier``: rounds of an
+        earlier run of the same engines, which count too.  An engine that cannot be made has a
+        record with its error, and does not stop the others.
 
         Raises:
             EngineError: minidnn itself failed, or the process ended.
@@ -203,13 +207,15 @@ class Gpu:
         return EngineProcess(OWN, TARGET, options, self._environment(), _TIMEOUT)
 
     def _environment(self) -> dict[str, str]:
-        """The process sees this GPU alone, and calls it its first."""
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return {"CUDA_VISIBLE_DEVICES": seen.split(",")[self.index] if seen else str(self.index)}
+        """Variables of the engines' process, which sees only this GPU, as its first."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return {
+            "CUDA_VISIBLE_DEVICES": visible.split(",")[self.index] if visible else str(self.index)
+        }
 
 
 def gpu_bench(device: str, against: Sequence[str] | None) -> Gpu:
-    """Cells on that device with the peers of these names; without names, the usual ones.
+    """A bench on a GPU of minidnn and the peers with these names, by default :data:`USUAL`.
 
     Raises:
         DeviceError: there is no such device, or it cannot be used.
@@ -239,11 +245,11 @@ def _require_own(process: EngineProcess) -> None:
 
 @dataclass(frozen=True)
 class Trained(Gpu):
-    """Steps of minidnn and of PyTorch's modes in one process, in turn, on ``device``: "cpu" or a
-    GPU."""
+    """Measures training steps of minidnn and of PyTorch's modes, interleaved in one process, on
+    ``device``: "cpu" or a GPU."""
 
     def machine(self) -> str:
-        """What results are filed under."""
+        """The key of results in a file: a description of the machine."""
         return describe_machine().line() if self.device == "cpu" else super().machine()
 
     def _process(self, case: Case, names: Sequence[str], burst: float) -> EngineProcess:
@@ -258,7 +264,7 @@ class Trained(Gpu):
 
 
 def trained_bench(device: str, against: Sequence[str] | None) -> Trained:
-    """Steps on that device beside the peers of these names; without names, beside all.
+    """A bench of training steps on a device, with the peers of these names, by default all.
 
     Raises:
         DeviceError: there is no such device, or it cannot be used.

@@ -1,4 +1,8 @@
-"""The engines that can be measured: where each is, what it takes, how it is limited."""
+"""The registry of engines on the CPU: how each is made, what model it loads, what it needs.
+
+``KINDS`` has an entry for each engine.  Functions of :mod:`.peers` make them, in processes of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,11 @@ from minidnn.errors import UnsupportedError
 
 OWN = "minidnn"
 INSTALL = "pip install 'minidnn[bench]'"
-#: What the preparation of every case needs: PyTorch's outputs are what all are compared with.
+#: Packages that preparing a case needs, since all outputs are compared with PyTorch's.
 NEEDED = ("torch", "torchvision")
 
-#: By these variables oneDNN (in OpenVINO and PyTorch) and PyTorch's own kernels keep to an ISA.
+#: Environment variables that restrict oneDNN (in OpenVINO and PyTorch) and PyTorch's own kernels to
+#: an instruction set.
 LIMITS: Mapping[str, Mapping[str, str]] = {
     "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
 }
@@ -25,18 +30,19 @@ LIMITS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """An engine.
+    """An engine: how to make it, and what it needs.
 
     Attributes:
+        name: of the engine, in options and tables.
         target: the function that makes it, as :class:`.process.EngineProcess` takes it.
-        takes: "layer" (minidnn's network), "module" (torchvision's), "onnx" (a file), or "file",
-            which ``convert`` makes of the module or the ONNX file.
-        packages: what must be installed.
-        imports: what is imported before making it is timed.
+        takes: the model that it loads: "layer" (minidnn's network), "module" (torchvision's),
+            "onnx" (a file), or "file", which ``convert`` makes of the module or the ONNX file.
+        packages: packages that must be installed.
+        imports: modules that are imported before the engine's making is timed.
         settings: further arguments of the target.
-        limited: whether :data:`LIMITS` works on it.
-        convert: the function that makes the file; its engine does nothing.
-        suffix: of the file, which kinds with the same one share; by default the name.
+        limited: whether :data:`LIMITS` restricts it.
+        convert: the function that writes the file; the engine that it returns does nothing.
+        suffix: of the file, which engines with the same suffix share; by default the name.
     """
 
     name: str
@@ -50,18 +56,19 @@ class Kind:
     suffix: str = ""
 
     def missing(self) -> list[str]:
-        """Packages that are not installed."""
+        """The packages that it needs and that are not installed."""
         needed = dict.fromkeys((*self.packages, *(NEEDED if self.name != OWN else ())))
         return [name for name in needed if importlib.util.find_spec(name) is None]
 
     @property
     def needs_module(self) -> bool:
-        """Whether it takes PyTorch's module and no ONNX file; pnnx, which makes ncnn's, does."""
+        """Whether it needs PyTorch's module instead of an ONNX file, as pnnx, ncnn's converter,
+        does."""
         return self.takes == "module" or self.convert.endswith(":convert_to_ncnn")
 
     def prepare(self, prepared: Prepared) -> None:
-        """Converts the network for an engine that reads files of its own, if that is not done;
-        minidnn's own compiles it once, so that its cache has the kernels.
+        """Converts the network for an engine with its own file format, unless the file exists.
+        minidnn compiles the network once, so that its cache has the kernels.
 
         Raises:
             EngineError: it cannot be converted, or minidnn cannot compile it.
@@ -82,7 +89,7 @@ class Kind:
         return prepared.onnx.with_suffix(f".{self.suffix or self.name}")
 
     def start(self, prepared: Prepared) -> EngineProcess:
-        """The engine, ready to run a case.
+        """Starts the process of the engine, ready to run a case.
 
         Raises:
             EngineError: it cannot be made.
@@ -111,12 +118,12 @@ class Kind:
 
 
 def _network(prepared: Prepared, function: str) -> dict[str, Any]:
-    """The arguments by which an engine makes the network."""
+    """The arguments with which an engine makes the network."""
     if prepared.case.file:
-        made = {"path": str(prepared.onnx)}
-        return {"network": "minidnn.bench.files:path_of", "options": made}
-    made = {"name": prepared.case.network, "weights": str(prepared.weights)}
-    return {"network": f"minidnn.bench.networks:{function}", "options": made}
+        arguments = {"path": str(prepared.onnx)}
+        return {"network": "minidnn.bench.files:path_of", "options": arguments}
+    arguments = {"name": prepared.case.network, "weights": str(prepared.weights)}
+    return {"network": f"minidnn.bench.networks:{function}", "options": arguments}
 
 
 _PEERS = "minidnn.bench.peers"
@@ -186,7 +193,7 @@ NAMES = (*KINDS, "torch-max-autotune", "torch-calls")
 
 
 def chosen(names: Sequence[str] | None) -> list[Kind]:
-    """The kinds with these names; without names, all peers that are installed.
+    """The engines with these names, by default all peers that are installed.
 
     Raises:
         UnsupportedError: a name is unknown, or what an engine needs is not installed.

@@ -1,6 +1,6 @@
-"""An ONNX file for all engines that read such files, with ONNX Runtime's outputs to compare with.
+"""Cases of ONNX files: the model that all engines load, its inputs, and ONNX Runtime's outputs.
 
-Every engine gets a copy in which all sizes are bound and all weights stand in the file itself.
+Every engine loads the same copy of the file, with static shapes and with all weights inside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minidnn.frontends.onnx.convert import load_model
 from minidnn.frontends.onnx.model import read_model, with_data_inside
 from minidnn.graph.ir import Graph
 
-#: Hexadecimal digits of the file's digest in the name that its results are filed under.
+#: Hexadecimal digits of the file's digest in the name of a case.
 _DIGITS = 8
 
 
@@ -32,19 +32,19 @@ def file_case(
     isa: str | None = None,
     tune: bool = False,
 ) -> Case:
-    """The case of an ONNX file; sizes that it leaves open are ``batch`` and ``size``.
+    """The case of an ONNX file; ``batch`` and ``size`` bind the sizes that it leaves open.
 
     Raises:
-        GraphError: the file's own sizes are others, or more is open, or it is none with one input
-            of images (N, C, H, W) in float32 and one output.
+        GraphError: the file has other sizes, leaves more sizes open, or does not have one input of
+            images (N, C, H, W) in float32 and one output.
         UnsupportedError: minidnn cannot run it.
     """
     graph = _graph(path, batch, size)
     x = graph.inputs[0].type if len(graph.inputs) == 1 else None
     if x is None or x.rank != 4 or x.dtype != "float32" or len(graph.outputs) != 1:
-        given = ", ".join(str(value.type) for value in graph.inputs)
+        types = ", ".join(str(value.type) for value in graph.inputs)
         raise GraphError(
-            f"network {path!r} has inputs {given} and {len(graph.outputs)} outputs; valid are one "
+            f"network {path!r} has inputs {types} and {len(graph.outputs)} outputs; valid are one "
             "input of images, float32[N, C, H, W], and one output"
         )
     digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:_DIGITS]
@@ -70,7 +70,8 @@ def prepare_file(case: Case, folder: Path) -> Prepared:
 
 
 def prepare_file_alone(case: Case, folder: Path) -> Prepared:
-    """As :func:`prepare_file` for minidnn alone: the outputs are those of its reference."""
+    """Does what :func:`prepare_file` does if there are no peers: the expected outputs are those of
+    minidnn's reference."""
     prepared = _with_inputs(case, folder)
     if not prepared.expected.exists():
         write_reference(prepared, f"{__name__}:path_of", {"path": str(prepared.onnx)})
@@ -93,15 +94,16 @@ def _graph(path: str, batch: int, size: tuple[int, int] | None) -> Graph:
     shapes: dict[str, tuple[int, ...]] = {}
     for declared in model.inputs:
         if declared.sizes is not None and len(declared.sizes) == 4:
-            given = (batch, None, *(size or (None, None)))
-            bound = [a if a is not None else b for a, b in zip(given, declared.sizes, strict=True)]
+            asked = (batch, None, *(size or (None, None)))
+            bound = [a if a is not None else b for a, b in zip(asked, declared.sizes, strict=True)]
             if all(isinstance(each, int) for each in bound):
                 shapes[declared.name] = tuple(int(each or 0) for each in bound)
     return load_model(model, shapes)[0]
 
 
 def bound_model(path: str, shape: tuple[int, ...]) -> bytes:
-    """The model with its input's and its output's sizes, and all weights inside."""
+    """The model, serialized with static shapes of its input and output and with all weights
+    inside."""
     model = read_model(path)
     (declared,) = model.inputs
     graph, _ = load_model(model, {declared.name: shape})
@@ -113,21 +115,22 @@ def bound_model(path: str, shape: tuple[int, ...]) -> bytes:
             dims.ClearField("dim")
             for size in ends[value.name]:
                 dims.dim.add().dim_value = size
-    proto.graph.ClearField("value_info")  # sizes of what lies between, which no longer hold
+    proto.graph.ClearField("value_info")  # shapes of intermediate values, which no longer hold
     data: bytes = proto.SerializeToString()
     return data
 
 
-# What engines' processes call
+# Functions that the engines' processes call
 
 
 def path_of(path: str) -> str:
-    """What minidnn compiles: the file itself."""
+    """The network that minidnn compiles: the path of the file."""
     return path
 
 
 def expected_of(model: str, inputs: str, expected: str) -> LoadedEngine:
-    """Writes what ONNX Runtime computes without rewrites; the engine itself does nothing."""
+    """Writes ONNX Runtime's outputs without graph optimizations; the returned engine does
+    nothing."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()

@@ -1,9 +1,9 @@
-"""minidnn and PyTorch's modes on one input on the GPU, in one process: made one after another,
-compared, called in turn.
+"""Measures minidnn and PyTorch's modes on one network and input on a GPU, in one process.
 
-Compiling takes processor time; whatever the GPU is timed on meanwhile, by cudnn.benchmark or by
-Inductor's kernels at their first launch, waits for this process's turn at the GPU, as minidnn's
-tuning does.
+Engines are made one after another, compared with PyTorch's float32, and timed in interleaved
+rounds.  Compiling runs without the GPU lock.  Whatever times kernels meanwhile (cudnn.benchmark,
+Inductor at its first launches, minidnn's tuning) holds the lock, so that no other process that
+takes it disturbs the times.
 """
 
 from __future__ import annotations
@@ -47,13 +47,15 @@ _COMPILED = ("torch-compile", "torch-max-autotune")
 
 @dataclass(frozen=True)
 class Cell:
-    """What all engines of a cell have.
+    """What all engines of a case share.
 
     Attributes:
-        network: its name; torchvision's module of it is ``module``, in float32.
-        x: the input, on the GPU, of the precision's dtype.
+        network: name of the network.
+        module: torchvision's module of it, in float32.
+        x: the input, on the GPU, in the dtype of ``precision``.
+        precision: in which engines compute.
         tune: as :func:`minidnn.compile` takes it.
-        alone: enters this process's turn at the GPU.
+        alone: makes a context that holds the GPU lock.
     """
 
     network: str
@@ -65,39 +67,40 @@ class Cell:
 
 
 def module_of(name: str, size: tuple[int, int]) -> Any:
-    """torchvision's network, with random weights, and statistics of its normalizations made on
-    noise: without them values grow from layer to layer, beyond what float16 holds."""
+    """torchvision's network with random weights, its normalizations calibrated on noise: otherwise
+    activations grow from layer to layer, beyond the range of float16."""
     extra = {"init_weights": False} if name in ("inception_v3", "googlenet") else {}
     extra |= {"aux_logits": False} if extra else {}
-    # Random numbers of the large ones take the processor seconds; minidnn reads modules beyond the
-    # zoo itself, from where they are.
-    place = "cpu" if name in BEYOND else "cuda"
-    with torch.device(place):
+    # Large networks take seconds to initialize on the CPU, so that is done on the GPU, except where
+    # minidnn compiles the module itself.
+    device = "cpu" if name in BEYOND else "cuda"
+    with torch.device(device):
         module = getattr(torchvision, name)(weights=None, **extra).eval()
     normalizations = [m for m in module.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     if normalizations:
         _calibrate(module, normalizations, size)
-    return module.to(place)
+    return module.to(device)
 
 
 def _calibrate(module: Any, normalizations: list[Any], size: tuple[int, int]) -> None:
-    """Mean and variance become those of a few images of noise; leaves the network on the GPU."""
+    """Sets running means and variances to those of a few images of noise.  Leaves the network on
+    the GPU."""
     momentum = [one.momentum for one in normalizations]
     for one in normalizations:
         one.train()
         one.momentum = 1.0
-    usual = torch.backends.cudnn.benchmark
+    benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     with torch.no_grad():
         module.to("cuda")(torch.randn(8, 3, *size, device="cuda"))
-    torch.backends.cudnn.benchmark = usual
+    torch.backends.cudnn.benchmark = benchmark
     for one, before in zip(normalizations, momentum, strict=True):
         one.eval()
         one.momentum = before
 
 
 class Own:
-    """minidnn, bound to its input."""
+    """An executable of minidnn that is bound to its input."""
 
     def __init__(self, exe: Any, x: Any) -> None:
         self.exe, self.x = exe, x
@@ -110,7 +113,8 @@ class Own:
 
 
 def own(cell: Cell, strategy: str = "model") -> tuple[Run, Any]:
-    """The zoo's network with the module's weights; the module itself beyond the classics."""
+    """Makes minidnn's engine: from the zoo's network with the module's weights or, for networks of
+    ``BEYOND``, from the module itself."""
     net = cell.module
     if cell.network not in BEYOND:
         net = models.get_model(cell.network)
@@ -126,19 +130,19 @@ def own(cell: Cell, strategy: str = "model") -> tuple[Run, Any]:
     )
     run = Own(exe, cell.x)
     torch.cuda.synchronize()
-    cupy.get_default_memory_pool().free_all_blocks()  # what was tuned on
+    cupy.get_default_memory_pool().free_all_blocks()  # operands that tuning ran on
     return run, run.outputs[0]
 
 
 def moved(module: Any, x: Any, last: bool) -> Any:
-    """A copy of the module where the image is, of its type, its weights in either layout."""
+    """A copy of the module on the GPU, in the input's dtype, with weights channels last or not."""
     layout = torch.channels_last if last else torch.contiguous_format
     return copy.deepcopy(module).to("cuda", x.dtype).to(memory_format=layout)
 
 
 def eager(cell: Cell, last: bool) -> tuple[Run, Any]:
-    """The module in NCHW or channels last: cudnn.benchmark measures, and what it has chosen becomes
-    a CUDA graph."""
+    """Makes PyTorch's eager module in NCHW or channels last: cudnn.benchmark selects algorithms,
+    and a CUDA graph of the module is captured and replayed."""
     module = moved(cell.module, cell.x, last)
     x = cell.x.to(memory_format=torch.channels_last) if last else cell.x
     with cell.alone(), torch.inference_mode():
@@ -156,13 +160,13 @@ def eager(cell: Cell, last: bool) -> tuple[Run, Any]:
 
     def run() -> Any:
         graph.replay()
-        return module, x  # which the graph reads, and which must stay
+        return module, x  # the graph reads both, so they must stay alive
 
     return run, y
 
 
 def called(cell: Cell) -> tuple[Run, Any]:
-    """The module in NCHW, whose every kernel Python launches."""
+    """Makes PyTorch's eager module in NCHW without a CUDA graph: Python launches every kernel."""
     module = moved(cell.module, cell.x, False)
 
     def run() -> Any:
@@ -178,7 +182,7 @@ def called(cell: Cell) -> tuple[Run, Any]:
 
 
 def inductor(cell: Cell, last: bool, mode: str = "reduce-overhead") -> tuple[Run, Any]:
-    """``torch.compile`` in a mode, with freezing, in NCHW or channels last."""
+    """Makes a module of ``torch.compile`` in a mode, with freezing, in NCHW or channels last."""
     deferred("torch._inductor.config").freezing = True
     x = cell.x.to(memory_format=torch.channels_last) if last else cell.x
     with _first_runs(cell) as count:
@@ -206,9 +210,9 @@ def _warmed(mode: str, module: Any, x: Any, last: bool) -> tuple[Run, Any]:
 
 @contextmanager
 def _first_runs(cell: Cell) -> Iterator[list[int]]:
-    """Meanwhile compiled graphs wait for their turn whenever they run: then cudnn.benchmark and
-    Inductor's kernels measure.  Compiling, which comes before the first run, needs no turn.
-    Gives the count of runs."""
+    """A context in which compiled graphs hold the GPU lock whenever they run, since cudnn.benchmark
+    and Inductor time kernels at first runs.  Compiling, which precedes the first run, needs no
+    lock.  Yields a list that holds the number of runs."""
     graph = deferred("torch._inductor.output_code.CompiledFxGraph")
     inner, count = graph.__call__, [0]
 
@@ -224,7 +228,8 @@ def _first_runs(cell: Cell) -> Iterator[list[int]]:
         graph.__call__ = inner
 
 
-#: What makes each engine; told whether channels last was the faster of PyTorch's layouts.
+#: The function that makes each engine; its second argument says whether channels last was faster in
+#: PyTorch than NCHW.
 _MADE: dict[str, Callable[[Cell, bool], tuple[Run, Any]]] = {
     OWN: lambda cell, last: own(cell),
     f"{OWN}-contractions": lambda cell, last: own(cell, "contractions"),
@@ -241,8 +246,8 @@ class Engines:
     """The engines of a cell that can be made, ready to be called.
 
     Attributes:
-        runs: what calls each, by name.
-        about: what made it, or the error with which it could not be made.
+        runs: the function that runs each engine, by name.
+        about: figures of its making, or the error with which it could not be made.
     """
 
     def __init__(self, cell: Cell, names: Sequence[str]) -> None:
@@ -266,17 +271,18 @@ class Engines:
             self.runs.pop(name, None)
             self._outputs.pop(name, None)
             return {"error": f"{type(error).__name__}: {error}"}
-        ours, theirs = name.startswith(OWN), f"cuDNN {torch.backends.cudnn.version()}"
+        is_own, theirs = name.startswith(OWN), f"cuDNN {torch.backends.cudnn.version()}"
         return {
             "compile_seconds": seconds,
             "memory_bytes": memory_kept() - before,
-            "version": md.__version__ if ours else torch.__version__,
-            "library": machine.library_name() if ours else theirs,
+            "version": md.__version__ if is_own else torch.__version__,
+            "library": machine.library_name() if is_own else theirs,
             "precision": self._cell.precision,
         }
 
     def _is_last_faster(self) -> bool:
-        """Whether PyTorch's channels last is faster than NCHW; if one is there, whether it is."""
+        """Whether PyTorch is faster in channels last than in NCHW; if only one of these engines is
+        there, whether that is channels last."""
         if NCHW not in self.runs or LAST not in self.runs:
             return LAST in self.runs
         with self._cell.alone():
@@ -284,7 +290,8 @@ class Engines:
         return sorted(times[LAST])[1] < sorted(times[NCHW])[1]
 
     def compare(self) -> None:
-        """Says how far outputs lie from PyTorch's in float32: None if not finite."""
+        """Records the deviation of each output from PyTorch's in float32; None if it is not
+        finite."""
         reference = exact(self._cell.module, self._cell.x)
         for name, most in deviations(self._outputs, reference).items():
             self.about[name]["deviation"] = most if most < float("inf") else None
@@ -293,25 +300,27 @@ class Engines:
 def cell(
     network: str, shape: Sequence[int], precision: str, engines: Sequence[str], burst: float
 ) -> LoadedEngine:
-    """The engines of these names, each called for about ``burst`` seconds in a round.
+    """Makes the engines with these names, each of which runs for about ``burst`` seconds in a
+    round.
 
-    A run gives seconds of a call of each, in the order of the report's "engines".  The report says
-    of each what made it, or why it failed.
+    A run of the returned engine is a round, and returns the seconds of a call of each engine, in
+    the order of the report's "engines".  The report has the figures of each engine's making, or the
+    reason why it failed.
     """
     alone = partial(turn, 0)
-    made = Engines(cell_of(network, shape, precision, "quick", alone), engines)
-    runs = made.runs
+    built = Engines(cell_of(network, shape, precision, "quick", alone), engines)
+    runs = built.runs
     with alone():
-        made.compare()
+        built.compare()
         counts = {name: calls_in(run, 1e3 * burst) for name, run in runs.items()}
     rounds = orders(list(runs))
 
     def round_of_all() -> list[float]:
         with alone():
-            found = {name: timed(runs[name], counts[name]) for name in next(rounds)}
-        return [found[name] / 1e3 for name in runs]
+            milliseconds = {name: timed(runs[name], counts[name]) for name in next(rounds)}
+        return [milliseconds[name] / 1e3 for name in runs]
 
-    return LoadedEngine(round_of_all, lambda seconds: [seconds], {"engines": made.about})
+    return LoadedEngine(round_of_all, lambda seconds: [seconds], {"engines": built.about})
 
 
 def cell_of(
@@ -321,7 +330,7 @@ def cell_of(
     tune: str,
     alone: Callable[[], AbstractContextManager[Any]],
 ) -> Cell:
-    """A network of random weights and an input of noise, the same in every process."""
+    """A network with random weights and an input of noise, which are the same in every process."""
     allow(precision)
     torch.manual_seed(0)
     module = module_of(network, (shape[2], shape[3]))

@@ -1,4 +1,4 @@
-"""Times on a GPU, by events, memory on it, and how far results lie from PyTorch's float32."""
+"""Measures networks on a GPU: time by CUDA events, memory, and deviation from PyTorch's float32."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from minidnn._torch_internals import wait_on_gpu
 Run = Callable[[], object]
 ROUND_MS = 8.0
 LONG_MS = 25.0
-"""A call of this length needs no second one beside it to be timed."""
+"""A call of at least this length is timed by itself; shorter ones are timed two or more
+together."""
 MOST_CALLS = 1000
 
 
 def interleaved(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of one call, for each round, in which every run is called for ROUND_MS."""
+    """Milliseconds of a call of each run, for each round; a run is called for ROUND_MS in a
+    round."""
     counts = {name: calls_in(run, ROUND_MS) for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
@@ -31,7 +33,7 @@ def interleaved(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
 
 
 def calls_in(run: Run, milliseconds: float) -> int:
-    """How many calls last about so long, at least two if they are not long themselves."""
+    """How many calls last about ``milliseconds``; at least two, unless a call exceeds LONG_MS."""
     run()
     once = timed(run, 2)
     least = 1 if once > LONG_MS else 2
@@ -39,7 +41,7 @@ def calls_in(run: Run, milliseconds: float) -> int:
 
 
 def timed(run: Run, count: int) -> float:
-    """Milliseconds of each of so many calls, which do not wait for one another."""
+    """Milliseconds of a call, on average over ``count`` calls that are launched back to back."""
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     wait_on_gpu(200_000)  # the GPU does not wait for the first launch
     before.record()
@@ -51,7 +53,7 @@ def timed(run: Run, count: int) -> float:
 
 
 def exact(network: Any, x: Any) -> Any:
-    """What PyTorch computes in float32 without TF32, a few images at a time."""
+    """PyTorch's output in float32 without TF32, computed a few images at a time."""
     backends = torch.backends
     flags = (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark)
     backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = False
@@ -65,7 +67,7 @@ def exact(network: Any, x: Any) -> Any:
 
 
 def deviations(outputs: Mapping[str, Any], reference: Any) -> dict[str, float]:
-    """How far outputs lie from the reference at most, as a part of its largest value."""
+    """The largest difference of each output to the reference, relative to its largest value."""
     largest = reference.abs().max()
     return {
         name: float((y.float() - reference).abs().max() / largest) for name, y in outputs.items()
@@ -73,16 +75,17 @@ def deviations(outputs: Mapping[str, Any], reference: Any) -> dict[str, float]:
 
 
 def memory_kept() -> int:
-    """Bytes of the GPU that PyTorch and CuPy keep for this process, in use or for its next use.
+    """Bytes of GPU memory that PyTorch's and CuPy's allocators hold for this process, in use or
+    not.
 
-    What CUDA says is free would count what other processes take and give back meanwhile.
+    The free memory that CUDA reports would also vary with other processes' allocations.
     """
     pool = cupy.get_default_memory_pool()
     return int(torch.cuda.memory_reserved()) + int(pool.total_bytes())
 
 
 def release_memory() -> None:
-    """Gives back what is garbage or kept for the next use."""
+    """Collects garbage, and releases the unused memory of both allocators."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

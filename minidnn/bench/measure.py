@@ -1,6 +1,7 @@
-"""One case: engines started, compared, run in turn, and written down.
+"""Measures a case on the CPU: starts engines, compares outputs, times interleaved rounds.
 
-Engines run in turn, so that whatever else the machine does strikes all of them.
+Engines take turns in short bursts, so that any other load of the machine affects all of them.  The
+result is a record for each engine, as :mod:`.results` keeps it.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from minidnn.measure import DISTURBED, Estimate, median, orders, ratio, undistur
 log = logging.getLogger("minidnn.bench")
 
 Progress = Callable[[int, str], None]
-"""Told before each burst: the round, and the engine's name."""
+"""Called before each burst with the round's number and the engine's name."""
 
 LEAST_RUNS = 3
 
 TRIES = 7
 PAUSE_SECONDS = 0.25
 MOST_SECONDS = 3.0
-"""A burst that others disturb is taken again: how many are taken, how long after one another, and
-for how long at most."""
+"""A burst that other processes disturb is repeated: the most bursts, the pause between them, and
+the seconds after which none is begun."""
 
 
 def alternate(
@@ -49,15 +50,15 @@ def alternate(
 ) -> dict[str, list[float]]:
     """Seconds of a run of each engine in each of ``rounds`` rounds, from number ``first`` on.
 
-    A round gives every engine one burst of runs, about ``burst_seconds`` long and at least
-    ``least_runs`` runs (one, where that is longer by itself), of which the median counts; one run
-    before is not counted.  Before each burst lies a rest, in which threads of the engine before it
-    stop spinning.  A burst that other processes disturb is taken again; if that does not help, it
-    is logged.  The order of a round is that of the round before, turned by one.  No round but the
-    first begins if it would probably end after ``end`` (of ``time.monotonic``).
+    In a round, every engine has one burst of runs, which lasts about ``burst_seconds`` and has at
+    least ``least_runs`` runs (one, if a run alone lasts longer).  The median of the burst counts,
+    without its first run.  A rest precedes each burst, so that the threads of the previous engine
+    stop spinning.  A burst that other processes disturb is repeated; if that does not help, it is
+    logged.  Each round rotates the order of the previous one by one.  After the first, no round
+    begins that would probably end after ``end`` (of ``time.monotonic``).
     """
     names = list(engines)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    medians: dict[str, list[float]] = {name: [] for name in names}
     counts = {name: _runs_in(engine, burst_seconds, least_runs) for name, engine in engines.items()}
     begin = time.monotonic()
     for done, order in zip(range(rounds), orders(names, first), strict=False):
@@ -67,12 +68,12 @@ def alternate(
         for name in order:
             progress(first + done, name)
             time.sleep(rest_seconds)
-            found[name].append(_burst(engines[name], counts[name]))
-    return found
+            medians[name].append(_burst(engines[name], counts[name]))
+    return medians
 
 
 def _burst(engine: EngineProcess, count: int) -> float:
-    """The median of ``count`` runs."""
+    """The median of ``count`` runs, in seconds."""
     share, seconds = undisturbed(
         lambda: statistics.median(engine.run(count + 1)[1:]),
         engine.pid,
@@ -94,13 +95,18 @@ def _runs_in(engine: EngineProcess, burst_seconds: float, least: int) -> int:
 
 
 Step = Callable[[str, int, int], None]
-"""Told what is under way, and how many of how many steps of the case are done."""
+"""Called with what is being done, and how many of how many steps of the case are done."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Rounds in which every engine has a burst, about how many seconds a burst lasts, and the time
-    (of ``time.monotonic``) after which no further round begins."""
+    """How much is measured of a case.
+
+    Attributes:
+        rounds: in each of which every engine has a burst.
+        burst: seconds that a burst lasts, approximately.
+        end: the time (of ``time.monotonic``) after which no further round begins.
+    """
 
     rounds: int = 9
     burst: float = 0.3
@@ -109,11 +115,11 @@ class Effort:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Rounds that were run before, in all of which the same engines took part.
+    """Rounds of an earlier run, in all of which the same engines took part.
 
     Attributes:
-        begun: when the first of them was.
-        rounds: seconds by engine.
+        begun: when the first of them began, as :func:`now` writes it.
+        rounds: seconds of each round, by engine.
     """
 
     begun: str
@@ -127,9 +133,10 @@ def measure(
     step: Step,
     earlier: Earlier | None = None,
 ) -> dict[str, Record]:
-    """A record for each kind, of which the first is minidnn's own: others are compared with it.
+    """Measures a case; returns a record for each engine.  The first is minidnn's, to which the
+    times of the others are related.
 
-    ``earlier``: rounds of all these kinds, which count too.
+    ``earlier``: rounds of an earlier run of the same engines, which count too.
 
     An engine that fails has a record with its error, and does not stop the others.
 
@@ -213,14 +220,14 @@ def _about(engine: EngineProcess, expected: np.ndarray) -> Record:
 
 
 def deviation(output: np.ndarray, expected: np.ndarray) -> float | None:
-    """The largest difference as a part of the largest expected value; None if not finite."""
+    """The largest difference, relative to the largest expected value; None if it is not finite."""
     with np.errstate(all="ignore"):
         difference = np.abs(output.astype(np.float64) - expected).max() / np.abs(expected).max()
     return float(difference) if np.isfinite(difference) else None
 
 
 def times_of(seconds: Sequence[float], own: Sequence[float], name: str) -> Record:
-    """What a record says of an engine's rounds; of another than minidnn, beside minidnn's."""
+    """The entries of a record for an engine's rounds; for a peer, with the ratio to minidnn's."""
     record: dict[str, Any] = {"seconds": _plain(median(seconds)), "rounds": list(seconds)}
     if name != OWN:
         record["ratio"] = _plain(ratio(seconds, own))
@@ -232,5 +239,5 @@ def _plain(estimate: Estimate) -> dict[str, float]:
 
 
 def now() -> str:
-    """The time, as records have it."""
+    """The present time in UTC, as records have it."""
     return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds")

@@ -1,8 +1,7 @@
-"""One network for all engines: minidnn's layers, torchvision's module, an ONNX file of it.
+"""Cases of the zoo's networks: minidnn's layers, torchvision's module, and an ONNX file of it.
 
-All have the same weights: random ones, with the statistics of the normalizations calibrated on
-data, written once to a file that every engine reads.  PyTorch's outputs are what the outputs of
-all engines are compared with.
+All have the same weights: random ones, with normalizations calibrated on noise, which are written
+once to a file that every engine loads.  The outputs of all engines are compared with PyTorch's.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from minidnn.layers.calibration import calibrate_on_noise
 
 SEED = 0
 
-#: torchvision's networks beyond the classics, which ``minidnn.optimize`` takes whole.
+#: torchvision's networks beyond the classics, which minidnn compiles from the PyTorch module.
 BEYOND = (
     "convnext_tiny",
     "efficientnet_b0",
@@ -43,13 +42,18 @@ BEYOND = (
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: a network of the zoo, a batch, a size and a dtype, on so many threads.
+    """What is measured: a network, the shape of its input, and how it is computed.
 
-    On the ``device`` "cuda" the dtype is a precision ("tf32"), and threads are of no account.
-    ``isa`` limits minidnn, and the peers that can be limited; None is the processor's best.
-    ``tune`` lets minidnn measure what is fastest.  ``training``: steps are measured, instead of
-    predictions.  ``file`` is the path of an ONNX file, which
-    ``network`` is the name of then.
+    Attributes:
+        network: a name of the zoo, or the name of ``file``.
+        batch, channels, rows, columns: sizes of the input.
+        dtype: the precision of minidnn, such as "tf32" on a GPU.
+        threads: of every engine; not used on a GPU.
+        isa: restricts minidnn, and the peers that can be; None is the processor's best.
+        tune: whether minidnn measures which kernels are fastest.
+        file: path of an ONNX file; "" for a network of the zoo.
+        device: "cpu" or "cuda".
+        training: whether training steps are measured, not predictions.
     """
 
     network: str
@@ -67,7 +71,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """``resnet18, batch 16, 224x224, float32, 2 threads``; what results are filed under."""
+        """The key of results in a file: ``resnet18, batch 16, 224x224, float32, 2 threads``."""
         what = f"{self.network}, training" if self.training else self.network
         text = f"{what}, batch {self.batch}, {self.rows}x{self.columns}, {self.dtype}"
         if self.device != "cpu":
@@ -143,12 +147,12 @@ def prepare(case: Case, folder: Path) -> Prepared:
 
 
 def prepare_alone(case: Case, folder: Path) -> Prepared:
-    """As :func:`prepare` for minidnn alone: it needs no PyTorch, there is no ONNX file, and the
-    outputs are those of minidnn's reference."""
+    """Does what :func:`prepare` does if there are no peers: without PyTorch and an ONNX file, and
+    with the expected outputs of minidnn's reference."""
     prepared = _with_inputs(case, folder)
     if not prepared.expected.exists():
-        made = {"name": case.network, "weights": str(prepared.weights)}
-        write_reference(prepared, f"{__name__}:ours", made)
+        arguments = {"name": case.network, "weights": str(prepared.weights)}
+        write_reference(prepared, f"{__name__}:ours", arguments)
     return prepared
 
 
@@ -156,8 +160,8 @@ def write_reference(prepared: Prepared, network: str, options: Mapping[str, Any]
     """Writes the outputs of minidnn's reference, in a process of its own."""
     files = {key: str(getattr(prepared, key)) for key in ("inputs", "expected")}
     target = f"{__name__}:from_reference"
-    given = {"network": network, "options": options, **files}
-    EngineProcess(f"preparing {prepared.case.network}", target, given).close()
+    arguments = {"network": network, "options": options, **files}
+    EngineProcess(f"preparing {prepared.case.network}", target, arguments).close()
 
 
 def _with_inputs(case: Case, folder: Path) -> Prepared:
@@ -166,7 +170,7 @@ def _with_inputs(case: Case, folder: Path) -> Prepared:
         state = calibrate_on_noise(models.get_model(case.network), SEED).state_dict()
         for key, array in state.items():
             if key.endswith(".weight") and not array.any():
-                # A transformer's last layer begins as 0, which any engine would agree on.
+                # A transformer's last layer is initialized to 0, which would hide any error.
                 state[key] = noise(array.shape, SEED) * np.float32(0.02)
         write_whole(prepared.weights, lambda path: md.save_weights(state, path))
     if not prepared.inputs.exists():
@@ -181,7 +185,7 @@ def noise(shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def write_whole(path: Path, fill: Any) -> None:
-    """Gives a file its name once it is whole."""
+    """Writes a file atomically: ``fill`` writes a temporary one, which is renamed when complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     work = path.with_name(f".{os.getpid()}-{path.name}")  # NumPy looks at the extension
     try:
@@ -191,7 +195,7 @@ def write_whole(path: Path, fill: Any) -> None:
         work.unlink(missing_ok=True)
 
 
-# What engines' processes call
+# Functions that the engines' processes call
 
 
 def ours(name: str, weights: str) -> Any:
@@ -209,7 +213,7 @@ def theirs(name: str, weights: str) -> Any:
 
     module = unfilled(name)
     loaded = md.load_weights(weights)  # read-only memory, which PyTorch warns of
-    state = module.state_dict()  # MNASNet asks for the version that PyTorch keeps beside it
+    state = module.state_dict()  # MNASNet reads the version that PyTorch keeps in its metadata
     state |= {key: torch.from_numpy(np.array(value)) for key, value in loaded.items()}
     module.load_state_dict(state, strict=True, assign=True)
     return module.requires_grad_(False)
@@ -218,18 +222,18 @@ def theirs(name: str, weights: str) -> Any:
 def from_reference(
     network: str, options: Mapping[str, Any], inputs: str, expected: str
 ) -> LoadedEngine:
-    """Writes the outputs of minidnn's reference; the engine itself does nothing."""
+    """Writes the outputs of minidnn's reference; the returned engine does nothing."""
     module, _, function = network.partition(":")
-    made = getattr(import_module(module), function)(**options)
+    model = getattr(import_module(module), function)(**options)
     with np.load(inputs) as arrays:
         x = arrays["x"]
-    y = np.asarray(md.compile(made, x.shape, device="reference")(x))
+    y = np.asarray(md.compile(model, x.shape, device="reference")(x))
     write_whole(Path(expected), lambda path: np.save(path, y))
     return LoadedEngine(lambda: None, about={"version": md.__version__})
 
 
 def from_torch(options: Mapping[str, Any], inputs: str, expected: str, onnx: str) -> LoadedEngine:
-    """Writes PyTorch's outputs and the ONNX file; the engine itself does nothing."""
+    """Writes PyTorch's outputs and the ONNX file; the returned engine does nothing."""
     import torch
 
     module = theirs(**options)
@@ -242,7 +246,7 @@ def from_torch(options: Mapping[str, Any], inputs: str, expected: str, onnx: str
 
     def export(path: Path) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporter that needs no further package is old
+            warnings.simplefilter("ignore")  # the exporter without further packages is deprecated
             names = {"input_names": ["x"], "output_names": ["y"]}
             torch.backends.mha.set_fastpath_enabled(False)  # ONNX has no operator for that
             torch.onnx.export(module, (x,), str(path), dynamo=False, opset_version=17, **names)
@@ -253,8 +257,9 @@ def from_torch(options: Mapping[str, Any], inputs: str, expected: str, onnx: str
 
 
 def _replace_uneven_pooling(module: Any, x: Any) -> None:
-    """Writes adaptive average poolings whose windows differ, which ONNX has no operator for, as
-    products with constant matrices of rows and columns (of few numbers: AlexNet's and VGG's)."""
+    """Replaces adaptive average poolings whose windows differ in size, for which ONNX has no
+    operator, by products with constant matrices of rows and columns.  The matrices are small:
+    AlexNet's and VGG's."""
     import torch
 
     class Averages(torch.nn.Module):
@@ -291,7 +296,7 @@ def _replace_uneven_pooling(module: Any, x: Any) -> None:
 
 
 def _averaging(size: int, target: int) -> np.ndarray:
-    """(target, size): each row averages the window of an adaptive pooling."""
+    """A (target, size) matrix, each row of which averages a window of an adaptive pooling."""
     matrix = np.zeros((target, size), np.float32)
     for i in range(target):
         begin, end = i * size // target, -(-(i + 1) * size // target)

@@ -1,11 +1,11 @@
-"""The engines, in the settings that suit them best for exact float32 on a CPU; minidnn is the last.
+"""Makes the CPU engines: minidnn and its peers, each in its best settings for exact float32.
 
-Each function is a target of :class:`minidnn.bench.process.EngineProcess`.  ``inputs`` names an
-``.npz`` file with the arrays in the order of the network's inputs.  Where an engine can write into
-memory that is there already, it does: outputs are not allocated again for every run.
+Each function is a target of :class:`minidnn.bench.process.EngineProcess`.  ``inputs`` is the path
+of an ``.npz`` file with the arrays in the order of the network's inputs.  Engines that can write
+into preallocated outputs do so, and allocate nothing in a run.
 
-Files in formats of an engine's own, and in int8, are written by the ``convert`` functions, in
-processes apart, so that neither their time nor their memory counts.
+The ``convert`` functions write files in an engine's own format, or in int8.  They run in separate
+processes, so that neither their time nor their memory counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def load_inputs(path: str) -> list[np.ndarray]:
 
 
 def made_by(network: str, options: Mapping[str, Any]) -> Any:
-    """What ``network``, ``"package.module:function"``, makes of options."""
+    """Calls the function ``network``, ``"package.module:function"``, with ``options``."""
     module, _, function = network.partition(":")
     return getattr(importlib.import_module(module), function)(**options)
 
@@ -45,9 +45,10 @@ def made_by(network: str, options: Mapping[str, Any]) -> Any:
 def onnxruntime(
     model: str, inputs: str, threads: int, count_kernels: bool = True, precision: str = "f32"
 ) -> LoadedEngine:
-    """ONNX Runtime on an ONNX file, which ``precision`` says of; inputs and outputs bound once.
+    """Makes ONNX Runtime's engine of an ONNX file, with inputs and outputs bound once.
 
-    To count kernels the optimized network is written to a file, which takes time.
+    ``precision``: what the file computes in, for the report.  ``count_kernels``: writes the
+    optimized network to a file to count its nodes, which takes time.
     """
     import onnxruntime as ort
 
@@ -58,7 +59,7 @@ def onnxruntime(
         optimized = Path(folder) / "optimized.onnx"
         if count_kernels:
             options.optimized_model_filepath = str(optimized)
-        options.log_severity_level = 3  # it warns that such a file suits this machine only
+        options.log_severity_level = 3  # it warns that the optimized file suits this machine only
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         kernels = _nodes(optimized) if count_kernels else None
     binding = session.io_binding()
@@ -91,12 +92,12 @@ def _nodes(model: Path) -> int | None:
 def openvino(
     model: str, inputs: str, threads: int, precision: str = "f32", streams: bool = False
 ) -> LoadedEngine:
-    """OpenVINO on an ONNX file, with the LATENCY hint: all threads work on one request.
+    """Makes OpenVINO's engine of an ONNX file, with the LATENCY hint: all threads work on one
+    request.
 
-    Its own default precision on processors that have bf16 is bf16, so the precision is a hint
-    that must be given; "int8" says that the file has QDQ.  With ``streams`` the hint is
-    THROUGHPUT and the batch is divided over as many requests as threads and batch allow, which
-    run at once, one thread each.
+    Its default precision is bf16 on processors that have it, so the precision hint is always given;
+    "int8" means that the file has QDQ operators.  With ``streams`` the hint is THROUGHPUT, and the
+    batch is divided over as many concurrent requests as threads and batch allow, one thread each.
     """
     import openvino as ov
 
@@ -144,7 +145,7 @@ def openvino(
 def torch(
     network: str, options: Mapping[str, Any], inputs: str, threads: int, mode: str = "eager"
 ) -> LoadedEngine:
-    """PyTorch on the module that ``network``, ``"package.module:function"``, makes of options.
+    """Makes PyTorch's engine of the module that :func:`made_by` returns.
 
     ``mode`` is "eager", "channels_last" or "compile", the last with TorchInductor's freezing of
     parameters.  Inputs and outputs are NCHW in all of them, so "channels_last" converts both.
@@ -162,7 +163,7 @@ def torch(
     if mode == "compile":
         module = _compiled(module, tensors, about)
 
-    # The mode of the first call, or it is compiled once more.
+    # The mode of the first call: with another one, the module would be compiled again.
     without_gradients = torch.no_grad if mode == "compile" else torch.inference_mode
 
     def run() -> Any:
@@ -175,7 +176,7 @@ def torch(
 
 
 def _compiled(module: Any, tensors: list[Any], about: dict[str, Any]) -> Any:
-    """The compiled module; notes how many kernels were made of it."""
+    """Compiles the module, and records the number of generated kernels in ``about``."""
     import torch
 
     from minidnn._torch_internals import deferred
@@ -189,10 +190,9 @@ def _compiled(module: Any, tensors: list[Any], about: dict[str, Any]) -> Any:
 
 
 def convert_to_int8(onnx: str, target: str, inputs: str, **_: Any) -> LoadedEngine:
-    """Quantizes an ONNX file, with the inputs of the case for its ranges; the engine does nothing.
+    """Quantizes an ONNX file, calibrated on the inputs of the case; the engine does nothing.
 
-    Inputs of layers are uint8 from their least number to the largest, weights int8 with a scale for
-    each output.
+    Activations are uint8 over their whole range, weights int8 with a scale for each output channel.
     """
     import onnxruntime as ort
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
@@ -202,11 +202,11 @@ def convert_to_int8(onnx: str, target: str, inputs: str, **_: Any) -> LoadedEngi
 
     session = ort.InferenceSession(onnx, providers=["CPUExecutionProvider"])
     names = [slot.name for slot in session.get_inputs()]
-    given: Iterator[Any] = iter([dict(zip(names, load_inputs(inputs), strict=True))])
+    samples: Iterator[Any] = iter([dict(zip(names, load_inputs(inputs), strict=True))])
 
     class Case(CalibrationDataReader):
         def get_next(self) -> Any:
-            return next(given, None)
+            return next(samples, None)
 
     def write(path: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -220,20 +220,20 @@ def convert_to_int8(onnx: str, target: str, inputs: str, **_: Any) -> LoadedEngi
 
 
 def mnn(model: str, inputs: str, threads: int) -> LoadedEngine:
-    """MNN on a file that :func:`convert_to_mnn` wrote."""
+    """Makes MNN's engine of a file that :func:`convert_to_mnn` wrote."""
     import MNN
 
     network = MNN.Interpreter(model)
     session = network.createSession({"backend": "CPU", "numThread": threads, "precision": "high"})
     (array,) = load_inputs(inputs)
     kind, layout = MNN.Halide_Type_Float, MNN.Tensor_DimensionType_Caffe
-    given = MNN.Tensor(array.shape, kind, array, layout)
+    source = MNN.Tensor(array.shape, kind, array, layout)
     entry, result = network.getSessionInput(session), network.getSessionOutput(session)
     shape = result.getShape()
     out = MNN.Tensor(shape, kind, np.zeros(shape, np.float32), layout)
 
     def run() -> Any:
-        entry.copyFrom(given)
+        entry.copyFrom(source)
         network.runSession(session)
         result.copyToHostTensor(out)
         return out
@@ -245,9 +245,9 @@ def mnn(model: str, inputs: str, threads: int) -> LoadedEngine:
 
 
 def convert_to_mnn(onnx: str, target: str, **_: Any) -> LoadedEngine:
-    """Converts an ONNX file; the engine does nothing.
+    """Converts an ONNX file to MNN's format; the engine does nothing.
 
-    By the extension module: the command ``mnnconvert`` around it installs packages and reports
+    It calls MNN's extension module, since the command ``mnnconvert`` installs packages and reports
     its use over the network.
     """
     code = "import sys, _tools; _tools.mnnconvert(sys.argv)"
@@ -257,7 +257,8 @@ def convert_to_mnn(onnx: str, target: str, **_: Any) -> LoadedEngine:
 
 
 def ncnn(model: str, inputs: str, threads: int) -> LoadedEngine:
-    """ncnn on files that :func:`convert_to_ncnn` wrote, image by image: it has no batches."""
+    """Makes ncnn's engine of files that :func:`convert_to_ncnn` wrote; it runs image by image, as
+    ncnn has no batches."""
     import ncnn as library
 
     network = library.Net()
@@ -270,15 +271,15 @@ def ncnn(model: str, inputs: str, threads: int) -> LoadedEngine:
             raise RuntimeError(f"ncnn cannot read {file}")
     (array,) = load_inputs(inputs)
     entry, result = network.input_names()[0], network.output_names()[0]
-    images = [library.Mat(image).clone() for image in array]  # in ncnn's own alignment
+    images = [library.Mat(image).clone() for image in array]  # a copy has the alignment of ncnn
 
     def run() -> Any:
-        found = []
+        rows = []
         for image in images:
             extractor = network.create_extractor()
             extractor.input(entry, image)
-            found.append(np.array(extractor.extract(result)[1]))
-        return [np.stack(found)]
+            rows.append(np.array(extractor.extract(result)[1]))
+        return [np.stack(rows)]
 
     about = {"version": version("ncnn"), "precision": "f32"}
     return LoadedEngine(run, lambda arrays: arrays, about)
@@ -287,7 +288,7 @@ def ncnn(model: str, inputs: str, threads: int) -> LoadedEngine:
 def convert_to_ncnn(
     network: str, options: Mapping[str, Any], shape: Sequence[int], target: str, **_: Any
 ) -> LoadedEngine:
-    """Traces PyTorch's module and has pnnx convert it; the engine does nothing."""
+    """Traces PyTorch's module and converts it by pnnx; the engine does nothing."""
     import torch
 
     spec = find_spec("pnnx")
@@ -306,24 +307,24 @@ def convert_to_ncnn(
 
 
 def _beside(model: str) -> str:
-    """The file with the weights of an ncnn network."""
+    """The path of the weights of an ncnn network, next to its structure."""
     return f"{model}.bin"
 
 
 def _convert(command: list[str], target: Path, folder: Path | None = None) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0 or not target.exists():
-        said = (done.stdout + done.stderr).strip()[-1500:]
-        raise RuntimeError(f"converting to {target.name} failed:\n{said}")
+        output = (done.stdout + done.stderr).strip()[-1500:]
+        raise RuntimeError(f"converting to {target.name} failed:\n{output}")
 
 
 def minidnn(
     network: str, options: Mapping[str, Any], inputs: str, threads: int, **settings: Any
 ) -> LoadedEngine:
-    """The layer that ``network``, ``"package.module:function"``, makes of options, compiled for
-    the CPU with ``settings`` as further arguments of :func:`minidnn.compile`.
+    """Makes minidnn's engine of the layer that :func:`made_by` returns, compiled for the CPU with
+    ``settings`` as further arguments of :func:`minidnn.compile`.
 
-    The report says whether the cache had all of its kernels.
+    The report says whether the cache had all of its kernels ("warm") or not ("cold").
     """
     layer = made_by(network, options)
     arrays = load_inputs(inputs)
@@ -337,7 +338,7 @@ def minidnn(
     except (md.CompileError, md.DeviceError):  # the cache may lack the runner of kernels, too
         compiled = md.compile(layer, shape, **settings)
         cache = "cold"
-    del layer  # its weights, which the program has packed
+    del layer  # frees the weights, of which the program has packed copies
     out = compiled(*arrays)
     several = isinstance(out, tuple)
 

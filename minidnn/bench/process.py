@@ -1,7 +1,7 @@
-"""Engines in processes of their own.
+"""Runs engines in processes of their own, and talks to them in lines of JSON.
 
-Two engines in one process disturb each other: their idle threads spin.  So each is made in a
-fresh interpreter, and only ever one of them is running.
+Two engines in one process disturb each other, since their idle threads spin.  So each engine is
+made in a fresh interpreter (:mod:`.worker`), and only one of them runs at a time.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class EngineError(MiniDNNError, RuntimeError):
 
 
 class EngineProcess:
-    """A process that makes an engine and runs it when asked.
+    """A process that makes an engine and runs it on request.
 
     Args:
-        name: what errors call it.
+        name: of the engine, in error messages.
         target: ``"package.module:function"``; called there with ``options`` as keyword arguments,
             it returns a :class:`minidnn.bench.worker.LoadedEngine`.  The process looks for modules
             where this one does.
-        options: plain JSON.
-        environment: variables beside those that the process inherits.
+        options: arguments of the target, as plain JSON.
+        environment: variables in addition to those that the process inherits.
         timeout: seconds that making the engine, or any later answer, may take.
-        imports: packages that are imported before making it is timed.
+        imports: modules that are imported before the engine's making is timed.
 
     Attributes:
-        about: what the engine says of itself.
-        seconds: how long making it took there.
+        about: the engine's report: versions, settings, figures.
+        seconds: how long the target took to make the engine.
 
     Raises:
-        EngineError: it could not be made; what it printed is quoted.
+        EngineError: the engine could not be made; the text quotes what its process printed.
     """
 
     def __init__(
@@ -73,24 +73,26 @@ class EngineProcess:
         )
         self._unread = b""
         try:
-            made = self._ask(do="make", target=target, options=dict(options), imports=list(imports))
+            answer = self._ask(
+                do="make", target=target, options=dict(options), imports=list(imports)
+            )
         except BaseException:
             self.close()
             raise
-        self.about: dict[str, Any] = made["about"]
-        self.seconds: float = made["seconds"]
+        self.about: dict[str, Any] = answer["about"]
+        self.seconds: float = answer["seconds"]
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def run(self, count: int) -> list[float]:
-        """Runs it ``count`` times; the seconds of each run."""
+        """Runs the engine ``count`` times; returns the seconds of each run."""
         seconds: list[float] = self._ask(do="run", count=count)["seconds"]
         return seconds
 
     def outputs(self) -> list[np.ndarray]:
-        """Runs it once; its outputs."""
+        """Runs the engine once; returns its outputs."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "outputs.npz"
             count = self._ask(do="save", path=str(path))["outputs"]
@@ -98,7 +100,7 @@ class EngineProcess:
                 return [arrays[f"arr_{i}"] for i in range(count)]
 
     def memory(self) -> int:
-        """The bytes that the process has in memory now."""
+        """The resident memory of the process, in bytes."""
         resident: int = self._ask(do="memory")["resident"]
         return resident
 
@@ -117,7 +119,7 @@ class EngineProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # The conversation
+    # The protocol
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None

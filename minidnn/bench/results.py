@@ -3,10 +3,9 @@
     {"format": "minidnn bench 1",
      "runs": {commit: {machine: {case: {"network": ..., ..., "engines": {engine: {...}}}}}}}
 
-So files of several runs, commits and machines merge by putting together what each has.
-
-A table shows them in plain text or as Markdown, and a picture every peer's time over minidnn's,
-with its interval, case by case.
+Files of several runs, commits and machines merge entry by entry.  Results are shown as tables in
+plain text or Markdown, and as an SVG picture of each peer's time over minidnn's, with its
+confidence interval, for each case.
 """
 
 from __future__ import annotations
@@ -65,13 +64,13 @@ def _row(name: str, record: Record) -> tuple[str, ...]:
 
 
 def interval(estimate: Mapping[str, float], scale: float, digits: int) -> str:
-    """``7.31 [7.20, 7.42]``."""
+    """An estimate with its interval, scaled: ``7.31 [7.20, 7.42]``."""
     value, low, high = (f"{estimate[key] * scale:.{digits}f}" for key in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
 
 
 def text(name: str, engines: Mapping[str, Record]) -> str:
-    """The table of a case, in columns."""
+    """The table of a case, as aligned text."""
     table = [TITLES, *rows(engines)]
     widths = [max(len(row[i]) for row in table) for i in range(len(TITLES))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in table]
@@ -79,7 +78,8 @@ def text(name: str, engines: Mapping[str, Record]) -> str:
 
 
 def markdown(cases: Sequence[tuple[str, Mapping[str, Record]]]) -> str:
-    """One row a case: minidnn's time, the others' time over it, and the deviations' range."""
+    """A table with a row for each case: minidnn's time, the peers' times over it, and minidnn's
+    deviation."""
     names = [n for n in NAMES if n != OWN and any(n in engines for _, engines in cases)]
     lines = [f"| case | {OWN}, ms | {' | '.join(names)} | deviation |"]
     lines.append("|" + "---|" * (len(names) + 3))
@@ -88,31 +88,31 @@ def markdown(cases: Sequence[tuple[str, Mapping[str, Record]]]) -> str:
         cells = [case, interval(own["seconds"], 1e3, 2)]
         for name in names:
             record = engines.get(name)
-            there = record is not None and not failed(record)
-            cells.append(interval(record["ratio"], 1.0, 2) if record and there else "-")
+            succeeded = record is not None and not failed(record)
+            cells.append(interval(record["ratio"], 1.0, 2) if record and succeeded else "-")
         cells.append("not finite" if own["deviation"] is None else f"{own['deviation']:.1e}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 FORMAT = "minidnn bench 1"
-#: What a record has so that a run can go on, and what is no part of a result.
+#: Keys of a record that only a resumed run needs; they are no part of a merged result.
 WORKING = ("rounds", "begun")
 Record = dict[str, Any]
 
 
 @dataclass
 class Results:
-    """What a file has: ``runs[commit][machine][case]["engines"][engine]`` is a record."""
+    """The content of a file: ``runs[commit][machine][case]["engines"][engine]`` is a record."""
 
     runs: dict[str, dict[str, dict[str, Record]]]
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """The results in a file; none when it is not there.
+        """The results in a file; empty if there is no such file.
 
         Raises:
-            MiniDNNError: it cannot be read, or is something else.
+            MiniDNNError: it cannot be read, or has another format.
         """
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -128,7 +128,7 @@ class Results:
         return cls(runs)
 
     def write(self, path: Path) -> None:
-        """Replaces the file in one step.
+        """Writes the file atomically.
 
         Raises:
             MiniDNNError: it cannot be written.
@@ -139,8 +139,8 @@ class Results:
             raise MiniDNNError(f"{path} cannot be written: {error.strerror}") from error
 
     def merge(self, other: Results) -> None:
-        """Takes over what ``other`` has, but for the rounds' own times; of an engine that both have
-        measured, the later."""
+        """Adds the records of ``other``, without the times of single rounds.  Where both have a
+        record of an engine, the later one stays."""
         for commit, machine, case, entry in other.cases():
             mine = self.entry(commit, machine, case, entry)
             for engine, record in entry["engines"].items():
@@ -156,21 +156,21 @@ class Results:
                     yield commit, machine, case, entry
 
     def entry(self, commit: str, machine: str, case: str, about: Record) -> dict[str, Record]:
-        """The records of a case by engine, to be added to."""
+        """The records of a case by engine, to be updated in place; ``about`` describes a new
+        case."""
         cases = self.runs.setdefault(commit, {}).setdefault(machine, {})
         fresh = {key: value for key, value in about.items() if key != "engines"}
         engines: dict[str, Record] = cases.setdefault(case, fresh | {"engines": {}})["engines"]
         return engines
 
     def records(self, commit: str, machine: str, case: Case) -> dict[str, Record]:
-        """The records of this case by engine, to be added to."""
+        """The records of a case by engine, to be updated in place."""
         return self.entry(commit, machine, case.name, asdict(case))
 
 
 def commit() -> str:
-    """What is being measured: the commit of minidnn's checkout, and a digest of changes since.
-
-    An installed copy is known by its version.
+    """The key of results for this minidnn: the commit of its checkout with a digest of uncommitted
+    changes, or the version of an installed copy.
     """
     folder = Path(minidnn.__file__).parent
     head = _git(folder, "rev-parse", "--short=12", "HEAD")
@@ -183,7 +183,7 @@ def commit() -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """What git prints, or nothing where there is no git or no repository."""
+    """The output of a git command; "" if it fails, or there is no git."""
     try:
         done = subprocess.run(
             ["git", *arguments], cwd=folder, capture_output=True, text=True, check=False
@@ -198,7 +198,8 @@ def failed(record: Mapping[str, Any]) -> bool:
 
 
 def to_svg(cases: Sequence[tuple[str, Mapping[str, Record]]], title: str) -> str:
-    """An SVG file.  ``cases``: a name and the records of its engines; failed ones are left out."""
+    """The picture of all ratios, as SVG.  ``cases``: names, and records by engine; failed ones are
+    left out."""
     shown = [(name, _ratios(engines)) for name, engines in cases]
     shown = [(name, ratios) for name, ratios in shown if ratios]
     values = [e[key] for _, ratios in shown for e in ratios.values() for key in ("low", "high")]
@@ -257,12 +258,12 @@ def _mark(
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers that enclose a range, on a logarithmic scale; 1 is one of them."""
+    """Ticks of a logarithmic axis: round numbers that enclose a range, 1 among them."""
     steps = sorted(d * 10.0**e for e in range(-3, 4) for d in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 7.5))
     below = max(s for s in steps if s <= low or s == steps[0])
     above = min(s for s in steps if s >= high * 1.001 or s == steps[-1])
     inside = [s for s in steps if below <= s <= above]
-    # No more than a dozen: round ones first.
+    # At most a dozen ticks.
     while len(inside) > 12:
         inside = [inside[0], *inside[2:-1:2], inside[-1]]
     return sorted({*inside, 1.0})

@@ -1,8 +1,8 @@
-"""Training steps of minidnn and of PyTorch in one process, made one after another, taken in turn.
+"""Measures training steps of minidnn and of PyTorch in one process, in interleaved rounds.
 
-A step is forward, loss, backward and SGD with momentum and weight decay, on noise that lies on the
-device.  PyTorch's are its best: autocast, fused optimizer, and compiled modes in whichever layout
-was faster without.
+A step is forward, loss, backward, and SGD with momentum and weight decay, on noise in the memory of
+the device.  PyTorch runs with autocast and a fused optimizer, and its compiled modes in the layout
+that is faster for the eager modes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from minidnn.bench.worker import LoadedEngine
 from minidnn.measure import orders
 
 Take = Callable[[], Any]
-"""Takes a step; its loss, which need not have been computed yet."""
+"""Takes a training step and returns its loss, whose computation may still be pending."""
 
 NCHW, LAST = "torch", "torch-channels-last"
 MODES = {"torch-compile": "default", "torch-reduce-overhead": "reduce-overhead"}
@@ -34,7 +34,17 @@ RATE, MOMENTUM, DECAY = 0.01, 0.9, 5e-4
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """What is trained, on what; ``device`` is that of minidnn."""
+    """What all engines train.
+
+    Attributes:
+        network: name of the network.
+        precision: of the forward pass.
+        device: as minidnn names it.
+        threads: of the CPU.
+        module: torchvision's module, whose weights all engines start from.
+        x: a batch of noise.
+        target: the class of each image.
+    """
 
     network: str
     precision: str
@@ -53,11 +63,11 @@ class TrainingCase:
             torch.cuda.synchronize()
 
     def memory_kept(self, release: bool = False) -> int:
-        """Bytes of the GPU that this process keeps, with ``release`` only those in use; of the
-        processor none are counted."""
+        """Bytes of GPU memory that this process holds, with ``release`` only those in use; 0 on the
+        CPU."""
         if not self.on_gpu:
             return 0
-        from minidnn.bench import gpu_timing  # CuPy is there
+        from minidnn.bench import gpu_timing  # needs CuPy, which a GPU case has
 
         if release:
             gpu_timing.release_memory()
@@ -67,20 +77,20 @@ class TrainingCase:
 def case_of(
     network: str, shape: Sequence[int], precision: str, device: str, threads: int
 ) -> TrainingCase:
-    """A network of random weights and a batch of noise, the same in every process."""
+    """A network with random weights and a batch of noise, which are the same in every process."""
     torch.manual_seed(0)
     module = getattr(torchs, network)()
-    place = "cuda" if device.startswith("cuda") else "cpu"
-    if place == "cuda":
+    kind = "cuda" if device.startswith("cuda") else "cpu"
+    if kind == "cuda":
         allow(precision)
     else:
         torch.set_num_threads(threads)
-    x, target = torch.randn(*shape, device=place), torch.randint(0, 1000, (shape[0],), device=place)
+    x, target = torch.randn(*shape, device=kind), torch.randint(0, 1000, (shape[0],), device=kind)
     return TrainingCase(network, precision, device, threads, module, x, target)
 
 
 def own(case: TrainingCase) -> Take:
-    """A step of minidnn's trainer, from the module's weights."""
+    """Makes the step of minidnn's trainer, from the module's weights."""
     network = models.get_model(case.network)
     state = case.module.state_dict()
     network.load_state_dict({name: tensor.cpu().numpy() for name, tensor in state.items()})
@@ -101,7 +111,7 @@ def own(case: TrainingCase) -> Take:
 
 
 def of_torch(case: TrainingCase, last: bool, mode: str | None = None) -> Take:
-    """A step of PyTorch, channels last or not, compiled in a mode if one is given."""
+    """Makes PyTorch's step, in channels last or NCHW, compiled if ``mode`` is given."""
     device, precision = case.x.device.type, case.precision
     layout = torch.channels_last if last else torch.contiguous_format
     network = copy.deepcopy(case.module).to(device).train().to(memory_format=layout)
@@ -110,7 +120,7 @@ def of_torch(case: TrainingCase, last: bool, mode: str | None = None) -> Take:
     )
     loss_of, target = torch.nn.CrossEntropyLoss(), case.target
     x = case.x.to(memory_format=layout)
-    narrow = dtype_of(precision)
+    dtype = dtype_of(precision)
 
     def loss() -> Any:
         return loss_of(network(x), target)
@@ -120,29 +130,29 @@ def of_torch(case: TrainingCase, last: bool, mode: str | None = None) -> Take:
 
     def step() -> Any:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device, narrow, enabled=narrow != torch.float32):
-            found = forward()
-        scaler.scale(found).backward()
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            step_loss = forward()
+        scaler.scale(step_loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        return found.detach()
+        return step_loss.detach()
 
     return step
 
 
 class InterleavedSteps:
-    """The steps that can be taken.
+    """The steps of all engines that could be made.
 
     Attributes:
-        takes: what takes each, by name.
-        about: what made it, or the error with which it could not be made.
+        takes: the function that takes each engine's step, by name.
+        about: figures of its making, or the error with which it could not be made.
     """
 
     def __init__(self, case: TrainingCase, names: Sequence[str]) -> None:
         self._case = case
         self.takes: dict[str, Take] = {}
         self.about: dict[str, dict[str, Any]] = {}
-        #: The first loss in float32, which that of all others is compared with.
+        #: PyTorch's first loss in float32, to which the first loss of each engine is compared.
         self._first = float(of_torch(_exact(case), last=False)())
         for name in names:
             self.about[name] = self._make(name)
@@ -163,13 +173,13 @@ class InterleavedSteps:
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
         self.takes[name] = take
-        away = abs(first - self._first) / abs(self._first)
+        deviation = abs(first - self._first) / abs(self._first)
         return {
             "compile_seconds": time.perf_counter() - begin,
             "memory_bytes": case.memory_kept() - before,
             "version": md.__version__ if name == OWN else torch.__version__,
             "precision": case.precision,
-            "deviation": away if math.isfinite(away) else None,
+            "deviation": deviation if math.isfinite(deviation) else None,
         }
 
     def _is_last_faster(self) -> bool:
@@ -179,7 +189,7 @@ class InterleavedSteps:
         return sorted(found[LAST])[1] < sorted(found[NCHW])[1]
 
     def seconds(self, name: str, count: int) -> float:
-        """Of each of so many steps, which do not wait for one another."""
+        """Seconds of a step, on average over ``count`` steps that do not wait for one another."""
         self._case.wait()
         begin = time.perf_counter()
         for _ in range(count):
@@ -202,17 +212,21 @@ def steps(
     engines: Sequence[str],
     burst: float,
 ) -> LoadedEngine:
-    """Steps of these names, each taken for about ``burst`` seconds in a round.
+    """Makes the engines with these names, each of which trains for about ``burst`` seconds in a
+    round.
 
-    A run gives seconds of a step of each, in the order of the report's "engines".  The report says
-    of each what made it, or why it failed.
+    A run of the returned engine is a round, and returns the seconds of a step of each engine, in
+    the order of the report's "engines".  The report has the figures of each engine's making, or the
+    reason why it failed.
     """
-    made = InterleavedSteps(case_of(network, shape, precision, device, threads), engines)
-    counts = {name: max(1, round(burst / made.seconds(name, 1))) for name in made.takes}
-    rounds = orders(list(made.takes))
+    interleaved = InterleavedSteps(case_of(network, shape, precision, device, threads), engines)
+    counts = {
+        name: max(1, round(burst / interleaved.seconds(name, 1))) for name in interleaved.takes
+    }
+    rounds = orders(list(interleaved.takes))
 
     def round_of_all() -> list[float]:
-        found = {name: made.seconds(name, counts[name]) for name in next(rounds)}
-        return [found[name] for name in made.takes]
+        seconds_by_name = {name: interleaved.seconds(name, counts[name]) for name in next(rounds)}
+        return [seconds_by_name[name] for name in interleaved.takes]
 
-    return LoadedEngine(round_of_all, lambda seconds: [seconds], {"engines": made.about})
+    return LoadedEngine(round_of_all, lambda seconds: [seconds], {"engines": interleaved.about})

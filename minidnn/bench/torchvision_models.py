@@ -1,9 +1,8 @@
-"""torchvision's models, beside a CPU-only PyTorch, too.
+"""torchvision's models, importable with a CPU-only PyTorch as well; and PyTorch's precisions.
 
 from minidnn.bench.torchvision_models import models
-net = models.resnet50(weights=None)
 
-And what PyTorch computes with at each precision.
+net = models.resnet50(weights=None)
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ __all__ = ["models", "unfilled"]
 
 
 def unfilled(name: str, **options: Any) -> Any:
-    """torchvision's network of that name, for inference, without memory for its weights, which are
-    to be loaded with ``assign=True``.
+    """torchvision's network in evaluation mode, with weights on the meta device, which a state dict
+    with ``assign=True`` replaces.
 
-    A RegNet has memory: it computes with tensors how many channels it has.
+    A RegNet is made on the CPU, since it computes its numbers of channels with tensors.
     """
     if name == "inception_v3":
         options = {"aux_logits": False, "init_weights": False} | options
@@ -40,12 +39,12 @@ def unfilled(name: str, **options: Any) -> Any:
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """The type of what is computed on."""
+    """The dtype of tensors in a precision."""
     return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision, torch.float32)
 
 
 def allow(precision: str) -> None:
-    """PyTorch measures its algorithms, and uses TF32 just where the precision is that."""
+    """Turns on cudnn.benchmark, and allows TF32 only if that is the precision."""
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"

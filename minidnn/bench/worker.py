@@ -1,4 +1,4 @@
-"""What runs in an engine's process: makes the engine, then runs it whenever it is told to.
+"""The program of an engine's process: makes the engine, then runs it on request.
 
     python -m minidnn.bench.worker          (started by :mod:`.process`, which speaks to it)
 
@@ -22,12 +22,12 @@ from typing import Any, TextIO
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """Something that can be run again and again.
+    """An engine that is ready to run.
 
     Attributes:
-        run: one run on inputs that it holds; what it returns is given to ``outputs``.
-        outputs: makes NumPy arrays of what a run returned.
-        about: what the report says of it, such as versions and settings; plain JSON.
+        run: runs it once on the inputs that it holds; the result is passed to ``outputs``.
+        outputs: converts the result of a run to NumPy arrays.
+        about: its report, such as versions and settings, as plain JSON.
     """
 
     run: Callable[[], Any]
@@ -36,7 +36,7 @@ class LoadedEngine:
 
 
 def main() -> int:
-    """Serves requests until there are no more (0) or one fails (1)."""
+    """Answers requests until the input ends (exit code 0) or one fails (1)."""
     requests, answers = sys.stdin, os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     engine: LoadedEngine | None = None
@@ -52,7 +52,7 @@ def main() -> int:
             else:
                 assert engine is not None, "the first request makes the engine"
                 answer = _DO[request["do"]](engine, request)
-        except BaseException as error:  # the other side raises it
+        except BaseException as error:  # EngineProcess raises it
             _answer(answers, {"error": f"{type(error).__name__}: {error}", "at": _where(error)})
             return 1
         _answer(answers, answer)
@@ -97,7 +97,7 @@ def _memory(engine: LoadedEngine, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             resident = int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:  # not Linux: the most so far
+    except OSError:  # not Linux: the peak so far
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"resident": resident}
 
@@ -109,7 +109,7 @@ _DO: dict[str, Callable[[LoadedEngine, Mapping[str, Any]], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    # Not this copy, called __main__, but the module that engines import LoadedEngine from.
+    # Uses the module that engines import LoadedEngine from, not this copy, which is __main__.
     from minidnn.bench.worker import main as serve
 
     sys.exit(serve())

@@ -1,4 +1,4 @@
-"""Kinds of arguments, and groups of them that several commands have."""
+"""Argument types for argparse, and groups of options that several commands share."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NETWORK_HELP = (
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parses an integer of at least 1."""
     return _whole(text, 1)
 
 
 def count_from_0(text: str) -> int:
-    """A whole number of at least 0."""
+    """Parses an integer of at least 0."""
     return _whole(text, 0)
 
 
@@ -33,7 +33,7 @@ def _whole(text: str, least: int) -> int:
 
 
 def positive(text: str) -> float:
-    """A finite number above 0."""
+    """Parses a finite number above 0."""
     try:
         number = float(text)
     except ValueError:
@@ -44,12 +44,12 @@ def positive(text: str) -> float:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """Sizes like 1x3x224x224."""
+    """Parses a shape like 1x3x224x224."""
     return tuple(count(size) for size in text.split("x"))
 
 
 def size(text: str) -> tuple[int, int]:
-    """Rows and columns: 224 or 192x256."""
+    """Parses rows and columns: 224 or 192x256."""
     match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text, re.ASCII)
     rows, columns = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not rows or not columns:
@@ -58,7 +58,7 @@ def size(text: str) -> tuple[int, int]:
 
 
 def batch_or_range(text: str) -> int | Dim:
-    """Images, like 8, or the range of their number, like 1:64, as a named size."""
+    """Parses a batch size, like 8, or a range of batch sizes, like 1:64, as a named size."""
     least, colon, most = text.partition(":")
     if not colon:
         return count(text)
@@ -72,8 +72,8 @@ def batch_or_range(text: str) -> int | Dim:
 
 
 def add_network(parser: argparse.ArgumentParser, ranges: bool = False) -> None:
-    """The positional argument NET and what belongs to its size; with ``ranges`` the batch may be a
-    range."""
+    """Adds the positional argument NET, ``--batch``, ``--size`` and ``--shape``; with ``ranges``
+    the batch may be a range."""
     parser.add_argument("network", metavar="NET", help=NETWORK_HELP)
     parser.add_argument(
         "--batch",
@@ -92,7 +92,7 @@ def add_network(parser: argparse.ArgumentParser, ranges: bool = False) -> None:
 
 
 def add_tune(parser: argparse._ActionsContainer) -> None:
-    """``--tune``."""
+    """Adds ``--tune``."""
     parser.add_argument(
         "--tune",
         action="store_true",
@@ -101,7 +101,7 @@ def add_tune(parser: argparse._ActionsContainer) -> None:
 
 
 def tune_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What ``--tune`` adds to the arguments of ``minidnn.compile``."""
+    """The argument of ``minidnn.compile`` that ``--tune`` sets, if it was given."""
     return {"tune": True} if options.tune else {}
 
 
@@ -111,9 +111,9 @@ def add_device(
     precision: str = "the network's own, if the device has it, else float32",
     chooses: bool = False,
 ) -> None:
-    """``--device`` and ``--precision``, with what their defaults are.
+    """Adds ``--device`` and ``--precision``; ``device`` and ``precision`` describe their defaults.
 
-    ``chooses``: whether the precision may be "auto", and there is ``--tolerance``.
+    ``chooses``: whether the precision may be "auto", which adds ``--tolerance``.
     """
     auto = "; auto: the fastest within --tolerance" if chooses else ""
     parser.add_argument("--device", help=f"reference, cpu or cuda ({device})")
@@ -127,7 +127,7 @@ def add_device(
 
 
 def add_tolerance(parser: argparse.ArgumentParser) -> None:
-    """``--tolerance`` of ``--precision auto``."""
+    """Adds ``--tolerance``, for ``--precision auto``."""
     parser.add_argument(
         "--tolerance",
         type=positive,
@@ -137,12 +137,12 @@ def add_tolerance(parser: argparse.ArgumentParser) -> None:
 
 
 def precision_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What ``--precision`` and ``--tolerance`` are for ``minidnn.compile``."""
+    """The arguments ``precision`` and ``tolerance`` of ``minidnn.compile``."""
     return {"precision": options.precision, "tolerance": options.tolerance}
 
 
 def add_strategy(parser: argparse.ArgumentParser) -> None:
-    """``--strategy``."""
+    """Adds ``--strategy``."""
     parser.add_argument(
         "--strategy",
         default="model",

@@ -1,4 +1,4 @@
-"""``minidnn batch``: predictions for a folder of pictures, of any number."""
+"""``minidnn batch``: predicts the classes of any number of pictures, on this machine or on Ray."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def run(options: argparse.Namespace) -> int:
     device = options.device
     if device is None and options.address is None:
         device = default_device()[0]
-    # The column "file", and what workers read, does not depend on a current folder.
+    # Absolute paths: workers, and readers of the column "file", may have other current folders.
     is_url = is_remote(options.input)
     pattern = options.input if is_url else os.path.join(os.getcwd(), options.input)
-    given = Run(
+    batch_run = Run(
         predictor_of(options, device, min(options.cores, len(os.sched_getaffinity(0)))),
         pattern,
         Path(os.path.abspath(options.output)),
@@ -99,8 +99,8 @@ def run(options: argparse.Namespace) -> int:
         with started(resources) as ray:
             yield from run_on_ray(ray, resources, worker, parts)
 
-    summary = given(execute, _say)
-    print(_told(summary, given.folder / BAD))
+    summary = batch_run(execute, _say)
+    print(_told(summary, batch_run.folder / BAD))
     return 1 if summary.bad or summary.failed else 0
 
 
@@ -116,19 +116,19 @@ def _told(summary: Summary, bad: Path) -> str:
     if summary.bad:
         lines.append(f"{summary.bad:,} could not be read: {bad} names them")
     if summary.failed:
-        left = summary.files - summary.good - summary.bad
+        rest = summary.files - summary.good - summary.bad
         lines += summary.failed[:8]
         lines.append(
-            f"{left:,} pictures are left, of {len(summary.failed):,} parts; the same command tries "
+            f"{rest:,} pictures are left, of {len(summary.failed):,} parts; the same command tries "
             "them again"
         )
     return "\n".join(lines)
 
 
 def predictor_of(options: argparse.Namespace, device: str | None, threads: int) -> Predictor:
-    """What predicts, as the options say.  Weights are read where it is used.
+    """The predictor that the options describe.  Each worker loads the weights when it uses it.
 
-    MiniDNNError as ``minidnn classify`` raises it.
+    Raises MiniDNNError as ``minidnn classify`` does.
     """
     from minidnn.batch import Predictor
     from minidnn.cli.classify import make_classifier
@@ -181,7 +181,7 @@ def _of_compiled(options: argparse.Namespace, common: dict[str, Any]) -> Predict
 
 
 def _named(options: argparse.Namespace, preparation: Preparation) -> Preparation:
-    """A preparation without the names of classes, where scores are asked for."""
+    """The preparation, without class names if ``--scores`` asks for outputs."""
     return replace(preparation, classes=None) if options.scores else preparation
 
 
@@ -192,7 +192,7 @@ def _load(path: str, device: str | None, threads: int, batch: int) -> Any:
 
 
 def _absolute(options: argparse.Namespace) -> None:
-    """Files as workers find them, whatever their current folder is."""
+    """Makes the paths of files absolute, for workers with another current folder."""
     for name in ("network", "weights", "labels"):
         value = getattr(options, name)
         if value is not None and os.path.isfile(value):
@@ -200,18 +200,20 @@ def _absolute(options: argparse.Namespace) -> None:
 
 
 def _model(options: argparse.Namespace, device: str | None) -> dict[str, Any]:
-    """What tells these predictions from others, with the content of files in place of names."""
+    """The key of these predictions: all options that change them, with hashes of files'
+    contents."""
     from minidnn import __version__
 
     names = ["weights", "key", "prefix", "labels", "resize", "size", "mean", "std"]
     names += ["batch", "precision", "scores"]
-    found: dict[str, Any] = {"minidnn": __version__, "model": _content(options.network)}
-    found |= {name: _content(getattr(options, name)) for name in names}
-    return {**found, "top": None if options.scores else options.top, "device": device}
+    key: dict[str, Any] = {"minidnn": __version__, "model": _content(options.network)}
+    key |= {name: _content(getattr(options, name)) for name in names}
+    return {**key, "top": None if options.scores else options.top, "device": device}
 
 
 def _content(value: Any) -> Any:
-    """A value as JSON gives it back; the hash of a file, if it names one."""
+    """A value as JSON would restore it; for the path of a file, its name and a hash of its
+    content."""
     if isinstance(value, tuple):
         return list(value)
     if not isinstance(value, str) or not os.path.isfile(value):

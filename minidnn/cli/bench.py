@@ -1,4 +1,4 @@
-"""``minidnn bench``: networks on minidnn and on other engines, in turn."""
+"""``minidnn bench``: measures networks on minidnn and on other engines, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ machine is not measured again (--again does). With --seconds, a run that ends ea
 rounds so far there (on a GPU, the cases), and the next one goes on with them."""
 
 PRECISIONS_OF_CPUS = ("float32", "bfloat16")
-"""In which minidnn computes on the CPU; each peer has its own."""
+"""Precisions of minidnn on the CPU; each peer has its own."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
             _require_writable(option, path)
     if bench.notice and cases:
         print(f"minidnn bench: {bench.notice}", file=sys.stderr)
-    where = commit(), bench.machine()
+    key = commit(), bench.machine()
     end, longest = time.monotonic() + (options.seconds or math.inf), 0.0
     with ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -136,11 +136,11 @@ def run(options: argparse.Namespace) -> int:
                 step("preparing", 0, 1)
                 bench.prepare(case, names, folder)
                 continue
-            records = results.records(*where, case)
+            records = results.records(*key, case)
             missing = names if options.again else _unmeasured(names, records, options.rounds)
             begin = time.monotonic()
             ahead = 0.0 if bench.in_pieces else longest
-            # At least one is begun, or nothing would ever be done.
+            # One case is always begun: otherwise repeated runs would make no progress.
             if missing and (begin + ahead < end or not longest):
                 step("preparing", 0, 1)
                 effort = Effort(options.rounds, options.burst, end)
@@ -154,11 +154,11 @@ def run(options: argparse.Namespace) -> int:
                 _print(text(case.name, shown))
     if options.json and options.merge:
         results.write(options.json)
-    return _conclude(options, results, where, [] if options.prepare else cases)
+    return _conclude(options, results, key, [] if options.prepare else cases)
 
 
 def _bench(options: argparse.Namespace) -> Cpu | Gpu:
-    """What measures on the device that was asked for; both have the same methods."""
+    """The bench of the device that was asked for; all benches have the same methods."""
     from minidnn.bench.devices import cpu_bench, gpu_bench, trained_bench
 
     if options.train and options.isa is not None:
@@ -219,23 +219,23 @@ def _cases(options: argparse.Namespace) -> list[Case]:
 
 
 def _require_writable(option: str, path: Path) -> None:
-    """MiniDNNError if a file cannot be written: measuring for it takes minutes."""
-    there = path.exists()
+    """Raises MiniDNNError if a file cannot be written, before minutes of measuring."""
+    existed = path.exists()
     try:
         path.open("a").close()
-        if not there:
+        if not existed:
             path.unlink()
     except OSError as error:
         raise MiniDNNError(f"{option} {path} cannot be written: {error.strerror}") from error
 
 
 def _unmeasured(names: Sequence[str], records: dict[str, Record], rounds: int) -> list[str]:
-    """minidnn and the engines without so many rounds, or nothing when all have them."""
+    """minidnn and the engines that have fewer than ``rounds`` rounds; nothing if all have them."""
     own, *peers = names
     without = [name for name in peers if _rounds(name, records) < rounds]
     if not without and _rounds(own, records) >= rounds:
         return []
-    return [own, *without]  # a ratio needs both in the same rounds
+    return [own, *without]  # a ratio needs both engines in the same rounds
 
 
 def _rounds(name: str, records: dict[str, Record]) -> int:
@@ -243,20 +243,22 @@ def _rounds(name: str, records: dict[str, Record]) -> int:
 
 
 def _earlier(names: Sequence[str], records: dict[str, Record]) -> Earlier | None:
-    """The rounds of an earlier run in which all of these took part; None if there was none."""
+    """The rounds of an earlier run in which all of these engines took part; None if there are
+    none."""
     from minidnn.bench.measure import Earlier
 
-    found = {name: records.get(name, {}) for name in names}
+    by_engine = {name: records.get(name, {}) for name in names}
     ((begun, count), *others) = {
-        (record.get("begun"), len(record.get("rounds", ()))) for record in found.values()
+        (record.get("begun"), len(record.get("rounds", ()))) for record in by_engine.values()
     }
     if others or begun is None or not count:
         return None
-    return Earlier(begun, {name: record["rounds"] for name, record in found.items()})
+    return Earlier(begun, {name: record["rounds"] for name, record in by_engine.items()})
 
 
 def _step(case: Case, number: int, count: int) -> Step:
-    """Draws a progress bar over all cases, of which this is the ``number``-th."""
+    """Makes the function that draws the progress over all cases, of which this is the
+    ``number``-th."""
     from minidnn.backends.cpu.compilers.process import terminal_progress
 
     watch, parts = terminal_progress(), 1000
@@ -277,7 +279,8 @@ def _print(table: str) -> None:
 def _conclude(
     options: argparse.Namespace, results: Results, where: tuple[str, str], cases: list[Case]
 ) -> int:
-    """Table and picture of what was asked for, or of all that was merged; the exit code."""
+    """Writes the table and the picture of the measured cases, or of all merged ones; returns the
+    exit code."""
     from minidnn.bench.engines import OWN
     from minidnn.bench.results import failed, markdown, to_svg
 

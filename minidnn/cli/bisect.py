@@ -1,4 +1,4 @@
-"""``minidnn bisect``: which rewrite makes a result wrong?"""
+"""``minidnn bisect``: finds the first rewrite of the passes that makes a result wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ signs and sizes.
 
 Exit code: 0 if nothing deviates, 1 if something does, 2 for errors."""
 
-#: What counts as right without --tolerance, in precisions other than float64.
+#: Default tolerances in precisions other than float64; COARSE is that of all others.
 TOLERANCES = {"float32": 1e-3}
 COARSE = 0.05
 
@@ -71,11 +71,11 @@ def run(options: argparse.Namespace) -> int:
         noise(value.shape, options.seed + 1 + i, value.dtype)
         for i, value in enumerate(graph.inputs)
     ]
-    # Sequences are computed patch by patch, as their kernel plans say.
+    # The reference computes sequences patch by patch, as their kernel plans say.
     extras = {"interpret": True} if name == "reference" else {}
     strategy = check_strategy(options.strategy)
     context = Context(check_target(backend.target(precision, extras), name, strategy), strategy)
-    found = bisect(
+    bisection = bisect(
         graph,
         inputs,
         tolerance,
@@ -83,8 +83,8 @@ def run(options: argparse.Namespace) -> int:
         run=_runner(backend, precision, extras),
         observe=_print_trial,
     )
-    print(found)
-    return 0 if found.right else 1
+    print(bisection)
+    return 0 if bisection.right else 1
 
 
 def _print_trial(trial: Trial) -> None:
@@ -92,7 +92,7 @@ def _print_trial(trial: Trial) -> None:
 
 
 def _graph(options: argparse.Namespace) -> Graph:
-    """The graph, with weights that let a wrong rewrite show."""
+    """The graph, with weights that expose a wrong rewrite."""
     from minidnn.cli.networks import graph_of
     from minidnn.frontends.own import is_path
     from minidnn.layers.calibration import calibrate_on_noise
@@ -112,7 +112,7 @@ def _graph(options: argparse.Namespace) -> Graph:
 
 
 def _shake(network: Any, seed: int) -> None:
-    """Gives normalizations scales of both signs and shifts; new ones would scale by 1."""
+    """Gives normalizations random shifts and scales of both signs, which fresh ones do not have."""
     import numpy as np
 
     from minidnn.layers import BatchNorm2d
@@ -127,7 +127,8 @@ def _shake(network: Any, seed: int) -> None:
 
 
 def _runner(backend: Backend, precision: str, extras: Mapping[str, Any]) -> Run:
-    """Runs optimized graphs as ``minidnn.compile`` would: with a plan, in the plan's arena."""
+    """Makes the function that runs optimized graphs as ``minidnn.compile`` would: with a plan and
+    its arena."""
     from minidnn.executable import Executable
     from minidnn.runtime.interface import interface_of
     from minidnn.runtime.plan import make_plan

@@ -1,4 +1,4 @@
-"""``minidnn cache``: what minidnn keeps between runs, and how to be rid of it."""
+"""``minidnn cache``: lists, measures and clears what minidnn keeps between runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DESCRIPTION = """\
 The cache holds compiled kernels, measured choices and downloaded weights.  All of it can be made
 again.  MINIDNN_CACHE moves it to another folder."""
 
-#: The private copy of ISPC lies in the cache folder, too, but is no entry of it.
+#: The kind of the private copy of ISPC, which is in the cache folder but is no entry of the cache.
 TOOLCHAIN = "ispc-toolchain"
 
 
@@ -43,7 +43,7 @@ def _list(kind: str | None) -> tuple[Any, str]:
     from minidnn import cache
 
     _check(kind)
-    found = [entry for entry in cache.entries() if kind in (None, entry.kind)]
+    entries = [entry for entry in cache.entries() if kind in (None, entry.kind)]
     rows = [
         {
             "kind": entry.kind,
@@ -54,17 +54,17 @@ def _list(kind: str | None) -> tuple[Any, str]:
             "used": _date(entry.used),
             "file": str(entry.path),
         }
-        for entry in found
+        for entry in entries
     ]
     lines = [f"{'kind':<16} {'size':>10}  {'last used':<16} {'key':<12}  label"]
-    for row, entry in zip(rows, found, strict=True):
+    for row, entry in zip(rows, entries, strict=True):
         line = (
             f"{row['kind']:<16} {_bytes(entry.size):>10}  {row['used']:<16} {entry.key[:12]:<12}  "
             f"{row['label']}"
         )
         lines.append(line.rstrip())
-    total = sum(entry.size for entry in found)
-    lines.append(f"{len(found)} entries, {_bytes(total)} in {cache.root()}")
+    total = sum(entry.size for entry in entries)
+    lines.append(f"{len(entries)} entries, {_bytes(total)} in {cache.root()}")
     return {"folder": str(cache.root()), "entries": rows}, "\n".join(lines)
 
 
@@ -72,13 +72,13 @@ def _size(kind: str | None) -> tuple[Any, str]:
     from minidnn import cache
 
     _check(kind)
-    found = {name: use for name, use in cache.usage().items() if kind in (None, name)}
+    usage = {name: use for name, use in cache.usage().items() if kind in (None, name)}
     kinds = {
         name: {"entries": use.entries, "bytes": use.size, "unfinished": use.unfinished}
-        for name, use in found.items()
+        for name, use in usage.items()
     }
     lines = [f"{'kind':<16} {'entries':>8} {'size':>10}"]
-    for name, use in found.items():
+    for name, use in usage.items():
         unfinished = f"  and {_bytes(use.unfinished)} unfinished" if use.unfinished else ""
         lines.append(f"{name:<16} {use.entries:>8} {_bytes(use.size):>10}{unfinished}")
     if kind in (None, TOOLCHAIN) and (size := _toolchain_size()):

@@ -1,4 +1,4 @@
-"""What ``minidnn quantize --data`` means: pictures or arrays, with labels or without."""
+"""The data of ``minidnn quantize --data``: pictures or arrays, with or without labels."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ Arrays = tuple[np.ndarray, ...]
 
 @dataclass(frozen=True)
 class CalibrationData:
-    """Samples for a network, by number.
+    """Samples for a network, which are read by their indices.
 
     Attributes:
-        read: an array for each input, of the samples of these numbers.
-        labels: the class of each sample; None if none are known.
-        why_no_labels: "" if they are.
-        are_pictures: whether they were prepared here.
+        count: how many samples there are.
+        read: returns an array for each input of the network, with the samples at these indices.
+        labels: the class of each sample; None if they are not known.
+        why_no_labels: why they are not known; "" if they are.
+        are_pictures: whether the samples are pictures that this module prepared.
     """
 
     count: int
@@ -41,8 +42,8 @@ class CalibrationData:
     are_pictures: bool = False
 
     def batches(self, rows: int, most: int | None = None) -> Iterator[tuple[np.ndarray, Arrays]]:
-        """Batches of so many rows, with the numbers of their samples: ``most`` of all, evenly
-        spread.  The last batch is filled with the first samples again."""
+        """Yields batches of ``rows`` samples with their indices: at most ``most`` samples, evenly
+        spread.  The last batch is filled up with the first samples."""
         count = self.count if most is None else min(most, self.count)
         numbers = np.linspace(0, self.count, count, endpoint=False).astype(np.int64)
         full = np.resize(numbers, -(-count // rows) * rows)
@@ -59,14 +60,15 @@ def calibration_data(
     *,
     held_out: bool = False,
 ) -> CalibrationData:
-    """The samples that ``--data`` means, for a network.
+    """The samples for a network that ``--data`` names.
 
     Args:
-        source: what the option says.
+        source: value of the option.
         graph: of the network.
-        preparation: of pictures; None if the network takes none.
+        preparation: of pictures; None if the network takes no pictures.
         workers: threads that read pictures.
-        held_out: whether those to evaluate on are asked for, where a name means both.
+        held_out: whether to take the samples to evaluate on, if the source also has others to
+            train on.
 
     Raises:
         MiniDNNError: there are none, or they do not fit the network.
@@ -85,25 +87,25 @@ def calibration_data(
             f"--data {source}: the network takes {shapes}, which pictures do not become; valid is "
             "a file with arrays"
         )
-    dataset, found = _dataset(source, preparation, held_out)
+    dataset, class_indices = _dataset(source, preparation, held_out)
     labels, reason = None, f"{source} has no folders of classes"
-    if found is not None:
+    if class_indices is not None:
         outputs = int(np.prod(graph.outputs[0].shape[1:]))
-        places, reason = _places(dataset.classes, preparation.classes, outputs)
-        labels = None if places is None else places[found]
+        outputs_of_classes, reason = _places(dataset.classes, preparation.classes, outputs)
+        labels = None if outputs_of_classes is None else outputs_of_classes[class_indices]
     return _of_dataset(dataset, labels, reason, workers)
 
 
 def _dataset(
     source: str, preparation: Preparation, held_out: bool
 ) -> tuple[Dataset, np.ndarray | None]:
-    """Prepared pictures, and the class of each, if they have some."""
+    """Prepared pictures, and the class index of each, or None if there are no classes."""
     from minidnn.data import Folder, Samples
 
     if is_bundled(source):
-        given = bundled(source, not held_out)
-        prepare(given, preparation)
-        return given, given.y
+        arrays = bundled(source, not held_out)
+        prepare(arrays, preparation)
+        return arrays, arrays.y
     with os.scandir(source) as entries:
         has_classes = any(each.is_dir() and not each.name.startswith(".") for each in entries)
     if not has_classes:
@@ -120,7 +122,7 @@ def _of_dataset(
     from minidnn.data import Loader, Subset
 
     def read(numbers: np.ndarray) -> Arrays:
-        # Threads are worth their start for a batch of pictures.
+        # For a batch of pictures, starting threads pays off.
         loader = Loader(Subset(dataset, numbers), len(numbers), workers=workers)
         try:
             (batch,) = [x for x, _ in loader]
@@ -151,7 +153,7 @@ class _Pictures(Sequence[tuple[np.ndarray, int]]):
 def _places(
     folders: Sequence[str], classes: Sequence[str] | None, outputs: int
 ) -> tuple[np.ndarray | None, str]:
-    """The output that each class has, or why it is not known."""
+    """The index of the network's output for each class of the data, or why it is not known."""
     if classes is not None and set(folders) <= set(classes):
         return np.array([classes.index(name) for name in folders]), ""
     if classes is not None:
@@ -165,22 +167,22 @@ def _places(
 def _of_arrays(source: str, ending: str, graph: Graph) -> CalibrationData:
     try:
         if ending == ".npy":
-            given = {"x": np.load(source, mmap_mode="r", allow_pickle=False)}
+            by_name = {"x": np.load(source, mmap_mode="r", allow_pickle=False)}
         else:
-            with open(source, "rb") as file, np.load(file, allow_pickle=False) as found:
-                given = {name: found[name] for name in found.files}
+            with open(source, "rb") as file, np.load(file, allow_pickle=False) as archive:
+                by_name = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
         raise MiniDNNError(f"--data {source} cannot be read: {error}") from error
-    labels = given.pop(_LABELS, None)
+    labels = by_name.pop(_LABELS, None)
     names = [value.name for value in graph.inputs]
-    if len(names) == 1 and list(given) == ["x"]:
-        given = {names[0]: given["x"]}
-    if sorted(given) != sorted(names):
+    if len(names) == 1 and list(by_name) == ["x"]:
+        by_name = {names[0]: by_name["x"]}
+    if sorted(by_name) != sorted(names):
         raise MiniDNNError(
-            f"--data {source} has arrays {', '.join(given)}; valid are {', '.join(names)}, and "
+            f"--data {source} has arrays {', '.join(by_name)}; valid are {', '.join(names)}, and "
             f"{_LABELS} for the classes"
         )
-    arrays = [given[name] for name in names]
+    arrays = [by_name[name] for name in names]
     for value, array in zip(graph.inputs, arrays, strict=True):
         kinds = np.dtype(value.dtype).kind, array.dtype.kind
         if array.shape[1:] != value.shape[1:] or not len(array) or kinds[0] != kinds[1]:

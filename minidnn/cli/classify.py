@@ -1,4 +1,4 @@
-"""``minidnn classify``: what is in these pictures?"""
+"""``minidnn classify``: classifies pictures, and prints their most likely classes."""
 
 from __future__ import annotations
 
@@ -64,23 +64,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A network with weights, and what belongs to them."""
+    """A network with its weights, and how pictures are prepared for them."""
 
-    #: For a batch of so many pictures; an executable, if it was compiled before.
+    #: Returns the graph for a batch size, or an executable if the network is a compiled file.
     graph: Callable[[int], Any]
     preparation: Preparation
     outputs: int
-    #: What the weights are, for people: a file, torchvision's name, or "random".
+    #: A description of the weights: a file, torchvision's name, or "random".
     weights: str
-    #: What is said of a preparation that a file brought; "" if none did.
+    #: The message about a preparation that came from a file; "" if none did.
     told: str
-    #: Whether the network gives probabilities, which are otherwise made of what it gives.
+    #: Whether the outputs are probabilities already; otherwise they are computed from the outputs.
     probabilities: bool = False
 
 
 @dataclass
 class Result:
-    """One picture's most likely classes, or why there are none."""
+    """The most likely classes of a picture, or the error with which it could not be classified."""
 
     file: str
     predictions: list[dict[str, Any]] = field(default_factory=list)
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     from minidnn.batch.predictor import AnyExecutable
 
     files = list(expand(options.images))
-    if not any(map(os.path.exists, files)):  # before weights are fetched for nothing
+    if not any(map(os.path.exists, files)):  # before weights are fetched in vain
         raise MiniDNNError(f"IMAGE {' '.join(files)}: there is no such file")
     classifier = make_classifier(options)
     if classifier.weights == RANDOM:
@@ -123,7 +123,7 @@ def _say(text: str) -> None:
 
 
 def make_classifier(options: argparse.Namespace) -> Classifier:
-    """The network with its weights, as the options say.
+    """The classifier that the options describe.
 
     Raises MiniDNNError of the kinds of ``get_model`` and ``load_weights``, and where weights,
     sizes or labels do not fit the network.
@@ -143,7 +143,7 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     if is_path(options.network):
         return _of_file(options)
     name, source = options.network, source_of(options.network, options.weights)
-    network = get_model(name)  # says so, if there is none; draws no weights yet
+    network = get_model(name)  # raises if there is none; weights are drawn later
     channels, own_size, _ = network.input_shape
     known = known_of(name, source)
     if source == RANDOM:
@@ -169,8 +169,8 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
 
 
 def _of_file(options: argparse.Namespace) -> Classifier:
-    """The network of an ONNX file or of one that ``save_graph`` wrote.  One with a batch of its
-    own is given so many pictures at once."""
+    """The classifier of an ONNX file or of a graph file.  If the file has a fixed batch size, that
+    many pictures run at once."""
     from minidnn.cli import preparing
     from minidnn.cli.networks import is_onnx, onnx_graph, onnx_sizes, saved_graph
     from minidnn.frontends.onnx.model import read_model
@@ -223,7 +223,7 @@ def _of_file(options: argparse.Namespace) -> Classifier:
 
 
 def _of_compiled(options: argparse.Namespace) -> Classifier:
-    """The network of a file that ``minidnn export`` compiled."""
+    """The classifier of a file that ``minidnn export`` compiled."""
     import minidnn
     from minidnn.batch.predictor import interface_of
     from minidnn.cli.opening import prepared_for
@@ -239,17 +239,17 @@ def _of_compiled(options: argparse.Namespace) -> Classifier:
 
 
 def _is_classifier(graph: Graph) -> bool:
-    """Whether a graph takes square pictures and gives each a number for every class."""
+    """Whether a graph takes square pictures and returns a number for each picture and class."""
     from minidnn.graph.types import FLOATS
 
     values = (*graph.inputs, *graph.outputs)
     if len(values) != 2 or any(v.dtype not in FLOATS or not v.type.size for v in values):
         return False
-    shape, given = (value.shape for value in values)
+    shape, result = (value.shape for value in values)
     if len(shape) != 4 or shape[2] != shape[3]:
         return False
-    wanted = (shape[0], prod(given) // shape[0])
-    return [size for size in given if size != 1] == [size for size in wanted if size != 1]
+    expected = (shape[0], prod(result) // shape[0])
+    return [size for size in result if size != 1] == [size for size in expected if size != 1]
 
 
 def _ends_in_softmax(graph: Graph, classes: int) -> bool:
@@ -271,17 +271,18 @@ def _outputs(network: Any) -> int:
 
 
 def expand(arguments: list[str]) -> Iterator[str]:
-    """Files, with folders replaced by the picture files in them (not in folders below)."""
+    """Yields file names; a folder is replaced by the picture files in it (not in its
+    subfolders)."""
     from minidnn.pictures import extensions
 
     for argument in arguments:
         if os.path.isdir(argument):
-            found = sorted(os.listdir(argument))
+            entries = sorted(os.listdir(argument))
             known = extensions()
-            names = [n for n in found if os.path.splitext(n)[1].lower() in known]
+            names = [n for n in entries if os.path.splitext(n)[1].lower() in known]
             if not names:
                 raise MiniDNNError(
-                    f"folder {argument} has no picture files among its {len(found)} entries"
+                    f"folder {argument} has no picture files among its {len(entries)} entries"
                 )
             yield from (os.path.join(argument, name) for name in names)
         else:
@@ -291,12 +292,12 @@ def expand(arguments: list[str]) -> Iterator[str]:
 def _classify(
     classifier: Classifier, executable: AnyExecutable, files: list[str], options: argparse.Namespace
 ) -> Iterator[Result]:
-    """Results in the order of the files."""
+    """Yields results in the order of the files."""
     from minidnn.backends.cpu.compilers.process import terminal_progress
     from minidnn.batch.predictor import most_rows
 
     batch = most_rows(executable, options.batch)
-    # What is printed shows how far it is; else a bar does, if there is a terminal.
+    # Printed results show the progress; without them, a bar does, if there is a terminal.
     watch = terminal_progress() if options.json or not sys.stdout.isatty() else None
     for first in range(0, len(files), batch):
         yield from _batch(classifier, executable, files[first : first + batch], options.top)
@@ -312,7 +313,7 @@ def _batch(
     from minidnn.batch.predictor import interface_of, rows_for
     from minidnn.pictures import PictureError, read_picture
 
-    # Pictures that cannot be read, and those missing in a batch of one size, stay zero.
+    # Rows of unreadable pictures, and unused rows of a fixed batch size, stay zero.
     shape = interface_of(executable).inputs[0].shape
     x = np.zeros((rows_for(executable, len(files)), *shape[1:]), np.float32)
     results = [Result(file) for file in files]
@@ -352,10 +353,10 @@ def _judge(scores: np.ndarray, result: Result, classifier: Classifier, top: int)
 
 def _table(result: Result) -> str:
     lines = [result.file]
-    for rank, found in enumerate(result.predictions, 1):
-        label = f"  {found['label']}" if "label" in found else ""
+    for rank, entry in enumerate(result.predictions, 1):
+        label = f"  {entry['label']}" if "label" in entry else ""
         lines.append(
-            f"{rank:4d}.  {100 * found['probability']:6.2f} %  class {found['class']:4d}{label}"
+            f"{rank:4d}.  {100 * entry['probability']:6.2f} %  class {entry['class']:4d}{label}"
         )
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""``minidnn compare``: which layer is the first that the original engine computes otherwise?"""
+"""``minidnn compare``: finds the first layer that differs from the model's own engine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     from minidnn.comparison import compare
 
     model, inputs, shapes = _given(options)
-    found = compare(
+    comparison = compare(
         model,
         inputs,
         shape=shapes,
@@ -61,16 +61,16 @@ def run(options: argparse.Namespace) -> int:
         precision=options.precision,
     )
     if options.json:
-        print(json.dumps(_document(found), indent=1))
+        print(json.dumps(_document(comparison), indent=1))
     else:
         if options.layers:
-            print("\n".join(map(str, found.layers)))
-        print(found)
-    return 0 if found.equal else 1
+            print("\n".join(map(str, comparison.layers)))
+        print(comparison)
+    return 0 if comparison.equal else 1
 
 
 def _given(options: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """The model, and either its inputs or their shapes."""
+    """The model, its inputs, and their shapes; inputs or shapes are None."""
     path, colon, name = options.model.rpartition(":")
     if colon and name.isidentifier() and all(part.isidentifier() for part in path.split(".")):
         if options.shape is None or options.batch is not None or options.size is not None:
@@ -90,7 +90,8 @@ def _given(options: argparse.Namespace) -> tuple[Any, Any, Any]:
 
 
 def _module(path: str, name: str) -> Any:
-    """The PyTorch module that ``path:name`` is or makes, in evaluation mode."""
+    """The PyTorch module that ``path:name`` names, or that a function of this name returns, in
+    evaluation mode."""
     from minidnn.frontends.torch.frontend import evaluated, require_torch
 
     require_torch()
@@ -98,24 +99,29 @@ def _module(path: str, name: str) -> Any:
 
     from minidnn.frontends.torch.torchvision import make_importable
 
-    make_importable()  # which the user's own module may import, too
+    make_importable()  # the user's module may import torchvision
     sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(import_module(path), name)
-        made = found if isinstance(found, nn.Module) or not callable(found) else found()
+        attribute = getattr(import_module(path), name)
+        module = (
+            attribute
+            if isinstance(attribute, nn.Module) or not callable(attribute)
+            else attribute()
+        )
     except Exception as error:  # whatever the user's own code raises
         raise MiniDNNError(f"{path}:{name} cannot be had: {error}") from error
     finally:
         sys.path.pop(0)
-    if not isinstance(made, nn.Module):
+    if not isinstance(module, nn.Module):
         raise MiniDNNError(
-            f"{path}:{name} is of type {type(made).__name__}; valid is a torch.nn.Module"
+            f"{path}:{name} is of type {type(module).__name__}; valid is a torch.nn.Module"
         )
-    return evaluated(made)
+    return evaluated(module)
 
 
 def _inputs(named: str, module: Any, shapes: Sequence[tuple[int, ...]], seed: int) -> list[Any]:
-    """Random inputs that the module was seen to take: what it raises of them is the user's."""
+    """Random inputs with which the module runs; if it does not, its error is reported as one of
+    ``--shape``."""
     import numpy as np
     import torch
 
@@ -127,9 +133,9 @@ def _inputs(named: str, module: Any, shapes: Sequence[tuple[int, ...]], seed: in
         with torch.no_grad():
             module(*(torch.tensor(array, device=device) for array in arrays))
     except Exception as error:  # whatever the user's own code raises
-        given = " ".join("x".join(map(str, each)) for each in shapes)
+        sizes = " ".join("x".join(map(str, each)) for each in shapes)
         told = f"{type(error).__name__}: {error}"
-        raise MiniDNNError(f"{named} fails on --shape {given}: {told}") from error
+        raise MiniDNNError(f"{named} fails on --shape {sizes}: {told}") from error
     return arrays
 
 

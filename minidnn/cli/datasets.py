@@ -1,4 +1,4 @@
-"""What ``--data`` names: folders of pictures, or scikit-learn's digits and MNIST's kind."""
+"""The data sets of ``--data``: folders of pictures, scikit-learn's digits, Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ BUNDLED_HELP = (
     "folder of that name)"
 )
 DATA_HELP = f"a folder with a folder of pictures for each class; {BUNDLED_HELP}"
-#: What ``--augment`` can be.
+#: Values of ``--augment``.
 AUGMENTATIONS = ("photos", "shifts", "affine", "none")
 _VALIDATION = ("val", "validation", "test")
-#: The part of each class that is held out.
+#: The share of each class that is held out.
 _SHARE = 0.2
 
 
 def is_bundled(source: str) -> bool:
-    """Whether ``--data`` names such pictures; MiniDNNError if a folder is missing."""
+    """Whether ``--data`` names digits or Fashion-MNIST; MiniDNNError if the latter has no
+    folder."""
     kind, _, folder = source.partition(":")
     if kind == FASHION and not folder:
         raise MiniDNNError(f"--data {source}: valid is {FASHION}:FOLDER")
@@ -39,7 +40,7 @@ def is_bundled(source: str) -> bool:
 
 
 def bundled(source: str, train: bool) -> Arrays:
-    """Grey pictures as they are, to train on or to evaluate on."""
+    """The unprepared grey pictures of such a data set, to train on or to evaluate on."""
     from minidnn import data
 
     folder = source.partition(":")[2]
@@ -47,9 +48,9 @@ def bundled(source: str, train: bool) -> Arrays:
 
 
 def prepare(dataset: Arrays, preparation: Preparation, change: Sequence[Any] = ()) -> None:
-    """Has pictures become what a network takes, with the steps of a change at random in between.
+    """Sets the steps that make a network's inputs of pictures: resizing, ``change``, normalization.
 
-    Nothing is cut off: what is drawn reaches to the edges.
+    Pictures are resized without a crop, since their content reaches to the edges.
     """
     from minidnn import data
 
@@ -61,7 +62,7 @@ def prepare(dataset: Arrays, preparation: Preparation, change: Sequence[Any] = (
 
 
 def normalize(preparation: Preparation) -> list[Any]:
-    """The step that normalizes as ``minidnn classify`` does, if it changes anything."""
+    """The step that normalizes as ``minidnn classify`` does; none if it would change nothing."""
     from minidnn.data import Normalize
 
     mean, std = preparation.mean, preparation.std
@@ -76,11 +77,11 @@ def _colours(x: np.ndarray, draws: Draws) -> np.ndarray:
 def held_out_and_train(
     options: argparse.Namespace, channels: int, own_size: int, known: Preparation | None
 ) -> tuple[Dataset, Dataset, Preparation]:
-    """The pictures to evaluate on, those to train on, and how all are prepared, for a network that
-    takes so many channels and pictures of ``own_size``.
+    """The pictures to evaluate on, those to train on, and the preparation of both.
 
-    ``known``: what the weights that training begins with are prepared for, which stays so.
-    DataError if there are none, or if classes differ.
+    The network takes ``channels`` channels, and pictures of ``own_size`` by default.  ``known`` is
+    the preparation of the initial weights, which is kept.  Raises DataError if there are no
+    pictures, or if the classes differ.
     """
     if is_bundled(options.data):
         if options.validate:
@@ -91,7 +92,7 @@ def held_out_and_train(
         preparation = known if options.size is None else known.resized(options.size)
     else:
         size = options.size or own_size
-        # What the networks of the zoo are evaluated on has a margin that is cut off.
+        # As for the networks of the zoo, pictures are resized larger, and their centre is cropped.
         preparation = Preparation(size if channels == 1 else round(size * 8 / 7), size, channels)
     held_out, train = _folders(options, preparation)
     return held_out, train, replace(preparation, classes=train.classes)
@@ -103,9 +104,9 @@ def _bundled(
     held_out, train = bundled(options.data, False), bundled(options.data, True)
     size = options.size or (train.x.shape[-1] if known is None else known.crop)
     preparation = replace(known or Preparation(size, size, channels), resize=size, crop=size)
-    usual = "affine" if options.data == DIGITS else "shifts"
+    default_augmentation = "affine" if options.data == DIGITS else "shifts"
     prepare(held_out, preparation)
-    prepare(train, preparation, _augment(options.augment or usual, size))
+    prepare(train, preparation, _augment(options.augment or default_augmentation, size))
     return held_out, train, replace(preparation, classes=train.classes)
 
 
@@ -142,8 +143,8 @@ def _folders(options: argparse.Namespace, preparation: Preparation) -> tuple[Dat
     random = np.random.default_rng(options.seed)
     is_held_out = np.zeros(len(train), bool)
     for label in range(len(train.classes)):
-        own = random.permutation(np.flatnonzero(train.labels == label))
-        is_held_out[own[: round(_SHARE * len(own))]] = True
+        members = random.permutation(np.flatnonzero(train.labels == label))
+        is_held_out[members[: round(_SHARE * len(members))]] = True
     if not is_held_out.any():
         raise DataError(
             f"folder {root} has so few pictures of each class that none is held out; --validate "
@@ -156,12 +157,14 @@ def _folders(options: argparse.Namespace, preparation: Preparation) -> tuple[Dat
 
 
 def split_folder(root: str, validate: str | None) -> tuple[str, str | None]:
-    """The folder of what is trained on, and that of what is evaluated on: within the first one, if
-    no other is given and it has such folders; None if there is none."""
+    """The folder of training data and the folder of validation data, or None for the latter.
+
+    Without ``validate``, both may be subfolders of ``root``: "train", and one of the usual names.
+    """
     if validate is None and os.path.isdir(os.path.join(root, "train")):
-        found = [path for name in _VALIDATION if os.path.isdir(path := os.path.join(root, name))]
-        if found:
-            return os.path.join(root, "train"), found[0]
+        folders = [path for name in _VALIDATION if os.path.isdir(path := os.path.join(root, name))]
+        if folders:
+            return os.path.join(root, "train"), folders[0]
     return root, validate
 
 

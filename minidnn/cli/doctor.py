@@ -1,4 +1,4 @@
-"""``minidnn doctor``: what was found on this machine, and what to do about what is missing."""
+"""``minidnn doctor``: examines this machine, and says how to install what is missing."""
 
 from __future__ import annotations
 

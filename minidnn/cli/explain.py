@@ -1,4 +1,4 @@
-"""``minidnn explain``: how a network is fused, and what that is predicted to cost."""
+"""``minidnn explain``: shows how a network is fused, and the predicted cost of its regions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Compiles a network and prints its regions (what each kernel computes), the stack
 and every rewrite that the passes made. Times are predictions of the cost model, or with --measure
 those of this machine, on random inputs."""
 _SHOWN = 4
-"""Parts of a label; how many more there are is counted."""
+"""Parts of a label that are shown; the others are only counted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +109,7 @@ def _draw(graph: Graph, path: str, profile: Profile | None) -> None:
 
 
 def _passes(trail: Trail) -> str:
-    """Each graph once: what one pass leaves is what the next one gets."""
+    """The graph before the first pass and after each pass."""
     parts = []
     for i, (name, before, after) in enumerate(trail.steps):
         if i == 0:
@@ -120,15 +120,15 @@ def _passes(trail: Trail) -> str:
 
 
 def _annotations(plan: Plan) -> str:
-    """How the values of the last graph lie, and what is computed image after image."""
-    found = plan.annotations
+    """The layouts and the views of the values of the last graph, and its batch tiling."""
+    annotations = plan.annotations
     lines = ["== annotations =="]
-    lines += [f"layout %{value.name}: {layout}" for value, layout in found.layouts.items()]
+    lines += [f"layout %{value.name}: {layout}" for value, layout in annotations.layouts.items()]
     lines += [
-        f"place %{value.name} in %{place.buffer.name} from channel {place.channel}"
-        for value, place in found.placements.items()
+        f"place %{value.name} in %{view.buffer.name} from channel {view.channel}"
+        for value, view in annotations.placements.items()
     ]
-    for group in found.groups:
+    for group in annotations.groups:
         lines.append(f"image after image: {', '.join(node.name for node in group)}")
     return "\n".join(lines) + "\n"
 
@@ -143,7 +143,12 @@ def _stacks(stacks: list[list[Node]]) -> str:
 
 @dataclass
 class Trail:
-    """What passes did, written down while they run."""
+    """A record of the passes, written while they run.
+
+    Attributes:
+        steps: name of each pass, and the graphs before and after it.
+        stacks: the stacks that absorption left.
+    """
 
     steps: list[tuple[str, Graph, Graph]] = field(default_factory=list)
     stacks: list[list[Node]] = field(default_factory=list)
@@ -157,12 +162,13 @@ class Trail:
 
 
 def document_of(executable: Executable, trail: Trail, passes: bool) -> dict[str, Any]:
-    """Regions, memory, stacks, rewrites and notes; with ``passes`` all graphs, too."""
+    """The JSON document: regions, memory, stacks, rewrites and notes; with ``passes`` all
+    graphs."""
     from minidnn.memory import lifetimes
     from minidnn.report.explain import kind_of, predicted_seconds, weight_bytes, work
 
     plan = executable.plan
-    found = plan.annotations
+    annotations = plan.annotations
     regions = []
     for node, label in zip(plan.graph.nodes, labels(plan.graph.nodes), strict=True):
         kind = kind_of(plan, node)
@@ -183,7 +189,7 @@ def document_of(executable: Executable, trail: Trail, passes: bool) -> dict[str,
                 "predicted_seconds": 0.0 if free else predicted_seconds(plan, node),
             }
         )
-    storage = lifetimes(plan.graph, found)
+    storage = lifetimes(plan.graph, annotations)
     document = {
         "graph": plan.graph.name,
         "inputs": [str(value.type) for value in plan.graph.inputs],
@@ -196,7 +202,7 @@ def document_of(executable: Executable, trail: Trail, passes: bool) -> dict[str,
             sum(one.bytes for one in storage if one.first <= at <= one.last)
             for at in range(len(plan.graph.nodes))
         ],
-        "by_image": [[node.name for node in group] for group in found.groups],
+        "by_image": [[node.name for node in group] for group in annotations.groups],
         "notes": plan.notes,
         "stacks": [[node.name for node in nodes] for nodes in trail.stacks],
         "rewrites": [
@@ -211,18 +217,20 @@ def document_of(executable: Executable, trail: Trail, passes: bool) -> dict[str,
             {"name": name, "before": str(before), "after": str(after)}
             for name, before, after in trail.steps
         ]
-        document["layouts"] = {value.name: str(layout) for value, layout in found.layouts.items()}
+        document["layouts"] = {
+            value.name: str(layout) for value, layout in annotations.layouts.items()
+        }
         document["placements"] = {
-            value.name: {"buffer": place.buffer.name, "channel": place.channel}
-            for value, place in found.placements.items()
+            value.name: {"buffer": view.buffer.name, "channel": view.channel}
+            for value, view in annotations.placements.items()
         }
     return document
 
 
 def add_times(document: dict[str, Any], profile: Profile) -> None:
-    """Adds what was measured to each region that takes a kernel."""
+    """Adds measured times to each region that has a kernel."""
     times = {region.name: region for region in profile.regions}
-    said = dict(zip(times, profile.descriptions, strict=True))
+    descriptions = dict(zip(times, profile.descriptions, strict=True))
     for region in document["regions"]:
         if region["name"] in times:
             measured = times[region["name"]]
@@ -232,49 +240,49 @@ def add_times(document: dict[str, Any], profile: Profile) -> None:
             region["arithmetic_seconds"] = measured.arithmetic_seconds
             region["memory_seconds"] = measured.memory_seconds
             region["causes"] = measured.causes
-            region["description"] = said[region["name"]]
-    document["refusals"] = {name: dict(found) for name, found in profile.refusals.items()}
+            region["description"] = descriptions[region["name"]]
+    document["refusals"] = {name: dict(reasons) for name, reasons in profile.refusals.items()}
 
 
 def labels(nodes: Iterable[Node]) -> list[str]:
     """A label for each node of an optimized graph, all different.
 
-    A label is the path of the first layer, then what is fused to it: ``layer1.0.conv1 + relu``.  A
-    layer whose own name is a number, or that has none, is called by its operator as well:
-    ``features.0 (Conv2d) + ReLU``.  A layer that computes twice has ``#2`` behind the second label.
-    What only moves a value to another layout is called after the value.
+    A label is the path of the first layer, then the layers that are fused to it:
+    ``layer1.0.conv1 + relu``.  If the last part of a path is a number, or empty, the operator is
+    added: ``features.0 (Conv2d) + ReLU``.  The second use of the same layer has the suffix ``#2``.
+    A node that only changes the layout of a value is named after the value.
     """
     from minidnn.graph.operators.movement import Reorder
     from minidnn.report.explain import inner_nodes
 
-    seen: Counter[str] = Counter()
-    found: dict[Node, str] = {}
+    counts: Counter[str] = Counter()
+    label_of: dict[Node, str] = {}
     for node in nodes:
-        if isinstance(node.op, Reorder):  # no layer of the user's: what it moves is
+        if isinstance(node.op, Reorder):  # it is no layer of the user: named after its operand
             value = node.inputs[0]
-            moved = value.name if value.producer is None else found[value.producer]
+            moved = value.name if value.producer is None else label_of[value.producer]
             label = f"{moved}, moved to {node.op.layout}"
         else:
             label = _label([(inner.source, inner.op.name) for inner in inner_nodes(node)])
-        seen[label] += 1
-        found[node] = label if seen[label] == 1 else f"{label} #{seen[label]}"
-    return list(found.values())
+        counts[label] += 1
+        label_of[node] = label if counts[label] == 1 else f"{label} #{counts[label]}"
+    return list(label_of.values())
 
 
 def _label(parts: Sequence[tuple[str, str]]) -> str:
     (first, operator), *rest = dict.fromkeys(parts)
-    own = first.rpartition(".")[2]
-    head = f"{first} ({operator})".lstrip() if not own or own.isdigit() else first
-    told = [head, *(_fused(path, operator, first) for path, operator in rest)]
-    more = len(told) - _SHOWN
-    return " + ".join(told[:_SHOWN]) + (f" + {more} more" if more > 0 else "")
+    name = first.rpartition(".")[2]
+    head = f"{first} ({operator})".lstrip() if not name or name.isdigit() else first
+    shown = [head, *(_fused(path, operator, first) for path, operator in rest)]
+    more = len(shown) - _SHOWN
+    return " + ".join(shown[:_SHOWN]) + (f" + {more} more" if more > 0 else "")
 
 
 def _fused(path: str, operator: str, first: str) -> str:
-    """What a layer is called behind the first: by its own name if both are of one block."""
-    block, _, own = path.rpartition(".")
+    """The name of a fused layer in a label: relative if it is in the block of the first layer."""
+    block, _, name = path.rpartition(".")
     if not path or f"{first}.".startswith(f"{path}."):
         return operator  # of the block itself, such as the addition of a residual block
     if block != first.rpartition(".")[0]:
         return path
-    return operator if own.isdigit() else own
+    return operator if name.isdigit() else name

@@ -1,6 +1,6 @@
-"""``minidnn export``: a network, with its weights, as an ONNX file, a graph file, or compiled.
+"""``minidnn export``: writes a network and its weights as an ONNX, graph, or compiled file.
 
-Other commands write networks as it does.
+``minidnn quantize`` writes its result by the same functions.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ONNX, GRAPH, COMPILED = ".onnx", ".safetensors", ".mdx"
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
-    """The positional argument FILE."""
+    """Adds the positional argument FILE."""
     parser.add_argument(
         "file", metavar="FILE", help="what is written: name.onnx, name.safetensors or name.mdx"
     )
 
 
 def add_written(parser: argparse.ArgumentParser) -> None:
-    """What is said of files of one kind."""
+    """Adds the options that apply to one kind of file only."""
     add = parser.add_argument
     add("--opset", type=count, help="of an ONNX file (20)")
     add("--device", help="of a compiled network: cpu, cuda (cpu)")
@@ -43,8 +43,8 @@ def add_written(parser: argparse.ArgumentParser) -> None:
 
 
 def check_written(options: argparse.Namespace, for_all: Collection[str] = ()) -> None:
-    """MiniDNNError if FILE has no name of a kind that is known, or if other options do not suit
-    that kind; those that are ``for_all`` do."""
+    """Raises MiniDNNError if the extension of FILE is unknown, or if an option does not apply to
+    its kind.  Options in ``for_all`` apply to every kind."""
     kind = _kind(options)
     if kind not in (ONNX, GRAPH, COMPILED):
         raise MiniDNNError(
@@ -52,15 +52,15 @@ def check_written(options: argparse.Namespace, for_all: Collection[str] = ()) ->
         )
     if options.opset is not None and kind != ONNX:
         raise MiniDNNError(f"--opset {options.opset}: {options.file!r} is no ONNX file")
-    for name, given in _compiling(options).items():
+    for name, value in _compiling(options).items():
         if kind != COMPILED and name not in for_all:
-            raise MiniDNNError(f"--{name} {given}: {options.file!r} is no compiled network")
+            raise MiniDNNError(f"--{name} {value}: {options.file!r} is no compiled network")
 
 
 def write(
     options: argparse.Namespace, graph: Graph | SizedGraph, preparation: Preparation | None
 ) -> str:
-    """Writes FILE, and returns what is printed of it."""
+    """Writes FILE; returns the message about it."""
     import minidnn
     from minidnn.cli.networks import described
     from minidnn.executable import Executable
@@ -86,7 +86,7 @@ def _kind(options: argparse.Namespace) -> str:
 
 def _compiling(options: argparse.Namespace) -> dict[str, Any]:
     names = ("device", "precision", "tolerance", "threads", "isa")
-    return {name: given for name in names if (given := getattr(options, name)) is not None}
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 HELP = "write a network, with its weights, as an ONNX file, a graph file, or compiled"

@@ -1,4 +1,4 @@
-"""``minidnn lab``: ladders of kernels, what each step is about, and what it should cost."""
+"""``minidnn lab``: shows, models, measures and tunes the steps of the laboratory's ladders."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             one.add_argument(
                 "--plot", metavar="FILE", help="draw the study as a picture, too: .svg or .png"
             )
-        # The command's own, which may stand behind the action, too.
+        # Options of the command, which are also accepted after the action.
         off = argparse.SUPPRESS
         one.add_argument("--debug", action="store_true", default=off, help=off)
         one.add_argument("-v", "--verbose", action="count", default=off, help=off)
@@ -154,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _page(options: argparse.Namespace, document: Any) -> str:
-    """What was printed, as a page."""
+    """The HTML page of the document that was printed."""
     from minidnn import lab
     from minidnn.lab.api import LADDERS
     from minidnn.lab.page import listing_page, tuning_page
@@ -208,12 +208,12 @@ def _show(options: argparse.Namespace) -> tuple[Any, str]:
     step = ladder.step(options.step)
     before = ladder.before(step)
     difference = _difference(before, step) if before else []
-    written = _modelled(options, ladder, [step.name])
-    document = {**written, "step": _about(step), "source": step.text, "difference": difference}
+    study = _modelled(options, ladder, [step.name])
+    document = {**study, "step": _about(step), "source": step.text, "difference": difference}
     lines = [step.text.rstrip(), ""]
     if before:
         lines += [f"difference to {before.name}", *difference, ""]
-    lines += [f"on {written['machine']['name']}", *lab.table(written)]
+    lines += [f"on {study['machine']['name']}", *lab.table(study)]
     return document, "\n".join(lines)
 
 
@@ -246,7 +246,7 @@ def _run(options: argparse.Namespace) -> tuple[Any, str]:
     from minidnn import lab
 
     ladder = lab.ladder_of(options.ladder)
-    written = lab.run(
+    study = lab.run(
         ladder,
         _steps(options),
         blocks=_chosen_blocks(options, ladder),
@@ -256,7 +256,7 @@ def _run(options: argparse.Namespace) -> tuple[Any, str]:
         counters=options.counters,
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    return _told(written)
+    return _told(study)
 
 
 def _tune(options: argparse.Namespace) -> tuple[Any, str]:
@@ -266,7 +266,7 @@ def _tune(options: argparse.Namespace) -> tuple[Any, str]:
     shapes = _shapes(ladder, options)
     if len(shapes) > 1:
         raise UnsupportedError(f"--shape, --network: {len(shapes)} shapes; valid is one")
-    found = lab.tune(
+    tuning = lab.tune(
         ladder,
         options.step,
         blocks=options.block,
@@ -276,15 +276,17 @@ def _tune(options: argparse.Namespace) -> tuple[Any, str]:
         most=options.most,
         limit=options.limit,
     )
-    document = asdict(found) | {"best": found.best, "loss": found.loss}
-    lines = [f"{len(found.tried)} tried, {found.refused} cannot run" + _again(found.remembered)]
-    for cell in sorted(found.tried, key=lambda one: one.get("measured_seconds", 1e9)):
+    document = asdict(tuning) | {"best": tuning.best, "loss": tuning.loss}
+    lines = [f"{len(tuning.tried)} tried, {tuning.refused} cannot run" + _again(tuning.remembered)]
+    for cell in sorted(tuning.tried, key=lambda one: one.get("measured_seconds", 1e9)):
         block = "x".join(map(str, cell["block"]))
-        own = " ".join(f"{name}={number}" for name, number in cell["parameters"].items())
+        parameters = " ".join(f"{name}={number}" for name, number in cell["parameters"].items())
         measured = cell.get("measured_seconds")
         told = f"failed: {cell['failed']}" if measured is None else f"{1e3 * measured:9.4f} ms"
-        lines.append(f"  {block:<6} {own:<34} {told}, model {1e3 * cell['predicted_seconds']:.4f}")
-    choice = f"{found.loss:.2f} times as long" if found.loss else "not right"
+        lines.append(
+            f"  {block:<6} {parameters:<34} {told}, model {1e3 * cell['predicted_seconds']:.4f}"
+        )
+    choice = f"{tuning.loss:.2f} times as long" if tuning.loss else "not right"
     lines.append(f"the model's own choice is {choice}")
     return document, "\n".join(lines)
 
@@ -304,13 +306,13 @@ def _replay(options: argparse.Namespace) -> tuple[Any, str]:
     return _told(lab.load_study(recorded[options.ladder]))
 
 
-def _told(written: dict[str, Any]) -> tuple[Any, str]:
-    """A study, and what is printed of it."""
+def _told(study: dict[str, Any]) -> tuple[Any, str]:
+    """A study and its table, as text."""
     from minidnn import lab
 
-    ladder = lab.ladder_of(written["ladder"])
-    lines = [f"{ladder.title}, on {written['machine']['name']}", "", *lab.table(written, ladder)]
-    return written, "\n".join(lines)
+    ladder = lab.ladder_of(study["ladder"])
+    lines = [f"{ladder.title}, on {study['machine']['name']}", "", *lab.table(study, ladder)]
+    return study, "\n".join(lines)
 
 
 def _chosen_blocks(options: argparse.Namespace, ladder: Ladder) -> Sequence[Block]:
@@ -324,22 +326,27 @@ def _steps(options: argparse.Namespace) -> Sequence[str]:
 
 
 def _shapes(ladder: Ladder, options: argparse.Namespace) -> list[Any]:
-    """The shapes that were asked for, as :func:`minidnn.lab.model` takes them."""
-    found: list[Any] = []
+    """The shapes of ``--shape`` and ``--network``, as :func:`minidnn.lab.model` takes them."""
+    shapes: list[Any] = []
     if (network := getattr(options, "network", None)) is not None:
         from minidnn import lab
         from minidnn.cli.networks import graph_of
 
-        given = {"network": network, "batch": options.batch, "size": options.size, "shape": None}
-        found += lab.network_shapes(ladder, graph_of(argparse.Namespace(**given)))
+        arguments = {
+            "network": network,
+            "batch": options.batch,
+            "size": options.size,
+            "shape": None,
+        }
+        shapes += lab.network_shapes(ladder, graph_of(argparse.Namespace(**arguments)))
     for text in options.shape or ():
         if text == "all":
-            found += ladder.shapes or [ladder.shape]
+            shapes += ladder.shapes or [ladder.shape]
         elif text in ladder.shapes:
-            found.append(text)
+            shapes.append(text)
         else:
-            found.append(_given_sizes(ladder, text))
-    return found
+            shapes.append(_given_sizes(ladder, text))
+    return shapes
 
 
 def _given_sizes(ladder: Ladder, text: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""``minidnn launch``: a script in several processes that train together."""
+"""``minidnn launch``: runs a script in several processes that train together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ md.Trainer(..., distributed=True). When one process fails, all end.
 torchrun, mpirun and srun start it on several machines. Exit code: that of the first process that
 failed; 0 if none did."""
 
-#: How long the others may take to end once one has failed.
+#: Seconds for which the other processes may run on once one has failed.
 _SECONDS = 10.0
 
 
@@ -46,11 +46,11 @@ def run(options: argparse.Namespace) -> int:
     processes: list[subprocess.Popen[Any]] = []
     try:
         for rank in range(size):
-            own = {
+            variables = {
                 **{"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size},
                 **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port - 1},
             }
-            environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
+            environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
             processes.append(subprocess.Popen(command, env=environment))
         return _wait(processes)
     finally:
@@ -68,7 +68,8 @@ def _gpus() -> int:
 
 
 def _wait(processes: list[subprocess.Popen[Any]]) -> int:
-    """The exit code of the first that fails, once the others have ended or had their time."""
+    """Waits for all processes; returns the exit code of the first that fails, after the others have
+    ended or exceeded their time."""
     while True:
         codes = [each.poll() for each in processes]
         failed = [code for code in codes if code]
@@ -83,10 +84,10 @@ def _wait(processes: list[subprocess.Popen[Any]]) -> int:
 
 
 def _end(processes: list[subprocess.Popen[Any]]) -> None:
-    for sent in (signal.SIGTERM, signal.SIGKILL):
-        left = [each for each in processes if each.poll() is None]
-        for each in left:
-            each.send_signal(sent)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        running = [each for each in processes if each.poll() is None]
+        for each in running:
+            each.send_signal(number)
         deadline = time.monotonic() + _SECONDS / 2
-        while time.monotonic() < deadline and any(p.poll() is None for p in left):
+        while time.monotonic() < deadline and any(p.poll() is None for p in running):
             time.sleep(0.05)

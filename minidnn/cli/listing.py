@@ -1,4 +1,4 @@
-"""``minidnn list``: the networks, devices and formats that there are, and what a command takes."""
+"""``minidnn list``: lists networks, devices, file formats, and the arguments of commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ here, the files that can be read and written, and what each command takes."""
 
 _WIDTH = 100
 _NETWORKS = "a network's name, with random weights, or name.DEFAULT, with published ones"
-#: What commands take.
+#: The main arguments of commands.
 _TAKES = {
     "classify": "pictures; --network a network's name, an ONNX file or a graph file, --weights "
     "a file or a name",
@@ -63,8 +63,8 @@ def _device(name: str) -> dict[str, Any]:
         backend = get_backend(name)
     except DeviceError as error:
         return {"name": name, "usable": False, "reason": str(error).partition(": ")[2]}
-    found = [each for each in backend.precisions() if why_not_in(backend, each) is None]
-    return {"name": name, "usable": True, "precisions": found}
+    usable = [each for each in backend.precisions() if why_not_in(backend, each) is None]
+    return {"name": name, "usable": True, "precisions": usable}
 
 
 def _files() -> dict[str, str]:
@@ -88,9 +88,9 @@ def _files() -> dict[str, str]:
 
 def _text(document: dict[str, Any]) -> str:
     names = [entry["name"] for entry in document["networks"]]
-    own = [entry["name"] for entry in document["networks"] if not entry["weights"]]
+    own_weights = [entry["name"] for entry in document["networks"] if not entry["weights"]]
     lines = ["networks", *_wrapped(", ".join(names))]
-    lines += _wrapped(f"{_NETWORKS} (torchvision's; of {', '.join(own)}, minidnn's)")
+    lines += _wrapped(f"{_NETWORKS} (torchvision's; of {', '.join(own_weights)}, minidnn's)")
     lines += ["", "devices"]
     for device in document["devices"]:
         told = ", ".join(device["precisions"]) if device["usable"] else f"no: {device['reason']}"

@@ -1,5 +1,7 @@
-"""Networks by what a user typed, for one size or for a range of batches: a name of the zoo, a file
-of a front end, or one that save_graph wrote."""
+"""Resolves the argument NET and its size options to graphs, for one size or for ranges of sizes.
+
+NET is a network of the zoo, an ONNX file, a file of another front end, or a graph file.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def graph_of(options: argparse.Namespace, network: Any = None) -> Graph:
-    """The graph that NET, ``--batch``, ``--size`` and ``--shape`` mean.
+    """The graph that NET, ``--batch``, ``--size`` and ``--shape`` describe.
 
-    network: what NET names, when the caller has made it already.
-    GraphError, WeightsError if there is no such thing.
+    ``network``: the network that NET names, if the caller has made it already.  Raises GraphError
+    or WeightsError if NET, or its weights, cannot be found.
     """
     name = options.network
     if network is None and is_path(name) and not is_onnx(name):
@@ -46,7 +48,7 @@ def graph_of(options: argparse.Namespace, network: Any = None) -> Graph:
 
 
 def _of_file(options: argparse.Namespace) -> Graph:
-    """The graph of a file of a third party's front end, or else of one that save_graph wrote."""
+    """The graph of a file that a third party's front end reads, or else of a graph file."""
     from minidnn.frontends.frontend import ask
     from minidnn.frontends.own import SavedFrontEnd
 
@@ -64,10 +66,10 @@ def _of_file(options: argparse.Namespace) -> Graph:
 
 
 def saved_graph(name: str, batch: int | None = None, size: tuple[int, int] | None = None) -> Graph:
-    """The graph in a file that save_graph wrote: of one for ranges of sizes that for ``batch`` and
-    ``size``, or the least.
+    """The graph in a graph file.  One for ranges of sizes is bound to ``batch`` and ``size``, by
+    default the least sizes.
 
-    GraphError if one is given that the file does not take.
+    Raises GraphError if the file does not allow these sizes.
     """
     from minidnn.sizes.sized_graph import SizedGraph
     from minidnn.storage import load_graph
@@ -86,30 +88,30 @@ def saved_graph(name: str, batch: int | None = None, size: tuple[int, int] | Non
 
 
 def sized_at(graph: SizedGraph, batch: int | None, size: tuple[int, int] | None) -> Graph:
-    """A graph for ranges of sizes at ``batch``, along first axes, and ``size``, along rows and
-    columns; of what is not said the least."""
+    """Binds a graph for ranges of sizes: first axes to ``batch``, rows and columns to ``size``;
+    sizes that are None, and all others, to the least of their range."""
     sizes = {dim.name: dim.least for dim in graph.dims}
     rows, columns = size or (None, None)
-    for option, given, axis, rank in (
+    for option, value, axis, rank in (
         ("--batch", batch, 0, None),
         ("--size", rows, 2, 4),
         ("--size", columns, 3, 4),
     ):
-        if given is None:
+        if value is None:
             continue
         named = {
             template[axis]
             for template in graph.templates
             if template and rank in (None, len(template))
         }
-        if any(not isinstance(each, Dim) and each != given for each in named) or not named:
-            raise GraphError(f"{option} {given}: {graph!r} has its own")
-        sizes |= {each.name: given for each in named if isinstance(each, Dim)}
+        if any(not isinstance(each, Dim) and each != value for each in named) or not named:
+            raise GraphError(f"{option} {value}: {graph!r} has its own")
+        sizes |= {each.name: value for each in named if isinstance(each, Dim)}
     return graph.at(sizes)
 
 
 def _of_frontend(frontend: FrontEnd, name: str, shapes: list[tuple[int, ...]] | None) -> Graph:
-    """The graph that a third party's front end makes of a file."""
+    """The graph of a file, read by a third party's front end."""
     shape = shapes[0] if shapes is not None and len(shapes) == 1 else shapes
     try:
         return frontend.to_graph(name, shape)
@@ -125,23 +127,23 @@ def _of_frontend(frontend: FrontEnd, name: str, shapes: list[tuple[int, ...]] | 
 
 
 def _refuse(options: argparse.Namespace, arguments: list[str], reason: str) -> None:
-    """GraphError if one of these arguments was given."""
+    """Raises GraphError if one of these options was given."""
     for argument in arguments:
         if (value := getattr(options, argument)) is not None:
             raise GraphError(f"--{argument} {value}: {reason}")
 
 
 def is_onnx(name: str) -> bool:
-    """Whether NET means an ONNX file."""
+    """Whether NET is the path of an ONNX file."""
     return name.lower().endswith(".onnx") and is_path(name)
 
 
 def onnx_graph(name: Any, batch: int | None = None, size: tuple[int, int] | None = None) -> Graph:
-    """The graph of an ONNX file, or of a model that was read from one; what it leaves open is
-    ``batch`` (1) along the first axis of its inputs and ``size`` along rows and columns of those of
-    rank 4.
+    """The graph of an ONNX file, or of a model that was read from one.
 
-    GraphError if the file's own sizes are others, or if more is open.
+    Open sizes are bound: the first axis of inputs to ``batch`` (1 by default), and rows and columns
+    of inputs of rank 4 to ``size``.  Raises GraphError if the file has other sizes, or leaves more
+    sizes open.
     """
     from minidnn.frontends.onnx.convert import load_model
     from minidnn.frontends.onnx.model import OnnxModel, read_model
@@ -152,14 +154,14 @@ def onnx_graph(name: Any, batch: int | None = None, size: tuple[int, int] | None
 
 
 def onnx_sizes(model: OnnxModel) -> list[Sequence[Any]]:
-    """The shapes of a model's inputs, of which it says the rank, with what it leaves open."""
+    """The shapes of a model's inputs that declare a rank, open sizes included."""
     return [each.sizes for each in model.inputs if each.sizes is not None]
 
 
 def onnx_shapes(
     model: OnnxModel, batch: int | None, size: tuple[int, int] | None
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's inputs by name, where :func:`onnx_graph` knows all sizes."""
+    """The shapes by name of the inputs whose sizes :func:`onnx_graph` can all bind."""
     shapes = {}
     for declared in model.inputs:
         if declared.sizes is None:
@@ -176,7 +178,8 @@ def onnx_shapes(
 
 @contextmanager
 def in_options(sizes: str) -> Iterator[None]:
-    """What an ONNX file leaves open is told as a command can have it: ``sizes`` says how."""
+    """A context that rewrites errors about open sizes for the command line; ``sizes`` names the
+    options that bind them."""
     from minidnn.frontends.onnx.convert import OpenInputsError
     from minidnn.frontends.onnx.shapes import OpenSizesError
 
@@ -191,7 +194,8 @@ def in_options(sizes: str) -> Iterator[None]:
 
 
 def shape_of(network: Any, batch: int, size: tuple[int, int] | None = None) -> tuple[int, ...]:
-    """The shape of a batch of images of a network of the zoo."""
+    """The input shape of a network of the zoo, for a batch and an image size (its own by
+    default)."""
     channels, *own = network.input_shape
     return (batch, channels, *(size or own))
 
@@ -202,16 +206,16 @@ def noise(shape: tuple[int, ...], seed: int, dtype: str = "float32") -> np.ndarr
 
 
 def any_graph_of(options: argparse.Namespace, network: Any = None) -> Graph | SizedGraph:
-    """The graph that NET, ``--batch``, which may be a range, ``--size`` and ``--shape`` mean; of a
-    file for ranges, of which no option says a size, that for all of them.
+    """The graph that NET, ``--batch``, ``--size`` and ``--shape`` describe; ``--batch`` may be a
+    range.  A file for ranges of sizes keeps them all, if no option gives a size.
 
-    network: what NET names, when the caller has made it already.
+    ``network``: the network that NET names, if the caller has made it already.
     """
     name, batch = options.network, options.batch
     is_file = network is None and is_path(name)
     if not isinstance(batch, Dim):
-        given = [batch, options.size, options.shape]
-        if is_file and all(each is None for each in given):
+        asked = [batch, options.size, options.shape]
+        if is_file and all(each is None for each in asked):
             opened, shapes = with_own_sizes(name, None)
             if shapes is not None:
                 return sized_graph_of(opened, shapes)
@@ -227,7 +231,7 @@ def any_graph_of(options: argparse.Namespace, network: Any = None) -> Graph | Si
 
 
 def _range_of_file(name: str, batch: Dim, size: tuple[int, int] | None) -> tuple[Any, Any]:
-    """A file that was read, and the shapes of its inputs for a range of batches."""
+    """The model of a file, and the shapes of its inputs for a range of batches."""
     if is_onnx(name):
         model = open_model(name)
         return model, {n: (batch, *shape[1:]) for n, shape in onnx_shapes(model, 1, size).items()}
@@ -241,30 +245,30 @@ def _range_of_file(name: str, batch: Dim, size: tuple[int, int] | None) -> tuple
 
 
 def batches_of_file(name: str, most: int, size: tuple[int, int] | None) -> SizedGraph | None:
-    """The graph of a file for a range of batches, of which none has more than ``most`` images if it
-    has smaller ones; None if the file is for one size."""
+    """The graph of a file for a range of batches, which ends at ``most`` images if it includes such
+    batches; None if the file is for one size."""
     opened, shapes = with_own_sizes(name, None)
     if shapes is None:
         return None
     if (batch := batch_of(shapes.values())) is None:
         return None
     narrow = replace(batch, most=batch.up_to(most))
-    found = sized_graph_of(
+    graph = sized_graph_of(
         opened, {name: _with_batch(each, narrow, size) for name, each in shapes.items()}
     )
-    return found if isinstance(found, SizedGraph) else None
+    return graph if isinstance(graph, SizedGraph) else None
 
 
 def batch_of(templates: Iterable[Template]) -> Dim | None:
-    """The named size that is the first of all inputs."""
+    """The named size of the first axis, if all inputs share one; otherwise None."""
     first = {template[0] if template else None for template in templates}
-    found = first.pop() if len(first) == 1 else None
-    return found if isinstance(found, Dim) else None
+    dim = first.pop() if len(first) == 1 else None
+    return dim if isinstance(dim, Dim) else None
 
 
 def at_one_size(graph: Graph | SizedGraph, most: int, size: tuple[int, int] | None) -> Graph:
-    """A graph, or of one for ranges that for a batch of at most so many images and for rows and
-    columns of this size; of other ranges the least."""
+    """The graph itself or, of one for ranges of sizes, that for a batch of at most ``most`` images
+    and for ``size`` rows and columns; other ranges are bound to their least sizes."""
     if isinstance(graph, Graph):
         return graph
     batch = batch_of(graph.templates)
@@ -272,7 +276,8 @@ def at_one_size(graph: Graph | SizedGraph, most: int, size: tuple[int, int] | No
 
 
 def _with_batch(template: Template, batch: Dim, size: tuple[int, int] | None) -> Template:
-    """The shape of an input with another batch, and one size for rows and columns."""
+    """An input's shape with another batch; its other sizes are ``size``, or the least of their
+    ranges."""
     sides = [each.least if isinstance(each, Dim) else each for each in template[1:]]
     if size is not None and len(template) == 4:
         sides[1:] = size

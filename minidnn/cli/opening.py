@@ -1,4 +1,4 @@
-"""NET with its weights, and how its pictures are prepared, for commands that write networks."""
+"""Opens NET with its weights and its preparation, for commands that write networks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class OpenedNetwork:
-    """A network for one size, or for ranges of sizes.
+    """A network with the preparation of its pictures.
 
     Attributes:
-        preparation: of its pictures, as a file, published weights or options say; None if none
-            does.
-        usual: what pictures are prepared like where nothing says it, as minidnn classify does; None
-            for a network that takes no square pictures.
+        graph: for one size, or for ranges of sizes.
+        preparation: how pictures are prepared, from a file, published weights or options; None if
+            none of them says it.
+        usual: the default preparation, as ``minidnn classify`` has it; None for a network that
+            takes no square pictures.
     """
 
     graph: Graph | SizedGraph
@@ -38,7 +39,7 @@ class OpenedNetwork:
     usual: Preparation | None
 
     def outputs(self) -> int:
-        """How many numbers it gives for a picture."""
+        """How many elements the first output has for a picture."""
         from minidnn.graph.ir import Graph
 
         graph = self.graph
@@ -47,7 +48,7 @@ class OpenedNetwork:
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
-    """``--weights``, ``--key`` and ``--prefix``."""
+    """Adds ``--weights``, ``--key`` and ``--prefix``."""
     add = parser.add_argument
     add("--weights", help=f"of a network of the zoo: {WEIGHTS_HELP} (that)")
     add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
@@ -55,10 +56,10 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
 
 
 def open_network(options: argparse.Namespace, say: Say) -> OpenedNetwork:
-    """NET as ``--weights``, ``--batch``, ``--size`` and ``--shape`` say.
+    """Opens NET as ``--weights``, ``--batch``, ``--size`` and ``--shape`` say.
 
-    MiniDNNError as ``get_model``, ``load_weights`` and front ends raise it, and where a preparation
-    does not fit.
+    Raises MiniDNNError as ``get_model``, ``load_weights`` and front ends do, and if a preparation
+    does not fit the network.
     """
     from minidnn.cli import preparing
     from minidnn.cli.networks import any_graph_of
@@ -75,26 +76,26 @@ def open_network(options: argparse.Namespace, say: Say) -> OpenedNetwork:
     shapes = input_templates(graph)
     if is_of_file and options.size is None:
         check_takes(known, options.network, shapes)
-    found = preparing.fitted(known, shapes)
-    if known is not None and found is None:
+    preparation = preparing.fitted(known, shapes)
+    if known is not None and preparation is None:
         takes = ", ".join(map(written, shapes))
         say(f"nothing says how pictures are prepared for {takes}, as it was for others: {known}")
-    opened = OpenedNetwork(graph, found, _usual(options, shapes))
+    opened = OpenedNetwork(graph, preparation, _usual(options, shapes))
     asked = [name for name in ("resize", "mean", "std", "labels") if getattr(options, name)]
-    if asked and (found := found or opened.usual) is None:
+    if asked and (preparation := preparation or opened.usual) is None:
         raise GraphError(
             f"--{asked[0]}: network {options.network!r} takes {', '.join(map(written, shapes))}; "
             "valid for one input of square pictures (N, 1 or 3, S, S) alone"
         )
-    if found is not None:
-        found = preparing.prepared(options, found, opened.outputs())
+    if preparation is not None:
+        preparation = preparing.prepared(options, preparation, opened.outputs())
         if is_of_file:
-            say(preparing.told(options, found))
-    return replace(opened, preparation=found)
+            say(preparing.told(options, preparation))
+    return replace(opened, preparation=preparation)
 
 
 def _known(options: argparse.Namespace) -> tuple[Preparation | None, bool]:
-    """What a file or published weights say, and whether it was a file."""
+    """The preparation that a file or published weights have, and whether it came from a file."""
     from minidnn.cli import preparing
     from minidnn.cli.preparing import known_of, source_of
     from minidnn.frontends.own import is_path
@@ -111,7 +112,8 @@ def _known(options: argparse.Namespace) -> tuple[Preparation | None, bool]:
 
 
 def _usual(options: argparse.Namespace, shapes: Sequence[tuple[Any, ...]]) -> Preparation | None:
-    """As for published weights, or else the whole of a picture, normalized as torchvision does."""
+    """The default preparation: that of published weights, or else one without a crop, normalized as
+    by torchvision."""
     from minidnn.cli import preparing
     from minidnn.models import get_model, list_models
     from minidnn.preparation import Preparation
@@ -128,7 +130,7 @@ def _usual(options: argparse.Namespace, shapes: Sequence[tuple[Any, ...]]) -> Pr
 
 
 def _size(options: argparse.Namespace, known: Preparation | None) -> tuple[int, int] | None:
-    """``--size``, or what NET's file or weights are prepared for where NET leaves its size open."""
+    """``--size``, or the size that pictures are prepared for if NET leaves its size open."""
     from minidnn.cli import preparing
     from minidnn.cli.networks import is_onnx, onnx_sizes
     from minidnn.frontends.onnx.model import read_model
@@ -139,7 +141,7 @@ def _size(options: argparse.Namespace, known: Preparation | None) -> tuple[int, 
     if is_onnx(options.network):
         model = read_model(options.network)
         if named_shapes(model) is not None:
-            return size  # the ranges stay, which it has for what is open
+            return size  # open sizes stay ranges
         return preparing.size_of(known, onnx_sizes(model), size)
     if size is None and known is not None and not is_path(options.network):
         return known.crop, known.crop
@@ -147,7 +149,7 @@ def _size(options: argparse.Namespace, known: Preparation | None) -> tuple[int, 
 
 
 def _network(options: argparse.Namespace, say: Say) -> Any:
-    """The network of the zoo with the weights that are asked for; None for one that has its own."""
+    """The network of the zoo with the weights of ``--weights``; None if NET has its own weights."""
     from minidnn.cli.preparing import load, source_of
     from minidnn.frontends.own import is_path
     from minidnn.models import get_model, list_models
@@ -171,15 +173,15 @@ def _network(options: argparse.Namespace, say: Say) -> Any:
 def prepared_for(
     options: argparse.Namespace, interface: Interface, own: Sequence[str]
 ) -> tuple[Preparation, str]:
-    """How pictures are prepared for a compiled network, and what is said of that.
+    """The preparation of pictures for a compiled network, and the message about it.
 
     Args:
         options: of the command; ``network`` is the file.
-        interface: the network's.
-        own: the options that say what the network has, and are not valid.
+        interface: of the network.
+        own: options that are not valid, since a compiled network fixes what they set.
 
     Raises:
-        MiniDNNError: one of these was given, or the network takes no pictures.
+        MiniDNNError: one of these options was given, or the network takes no pictures.
     """
     from minidnn.cli import preparing
     from minidnn.preparation import Preparation, check_takes

@@ -1,6 +1,6 @@
-"""Which weights a network has, how pictures are prepared, and what their classes are called.
+"""The weights of a network, the preparation of its pictures, and the names of its classes.
 
-Options, files or what is usual say it.
+They come from options, else from files or published weights, else from defaults.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from minidnn.weights import KnownWeights
 
 
-#: What ``--weights`` can be beside files and names.
+#: Values of ``--weights`` besides files and names.
 RANDOM, DEFAULT = "random", "DEFAULT"
 WEIGHTS_HELP = (
     "a file (.safetensors, .pth); torchvision's name of published weights, fetched once; "
@@ -34,7 +34,7 @@ PREFIX_HELP = "what the names of the weights begin with (module.)"
 
 
 def source_of(network: str, weights: str) -> str:
-    """``--weights`` as ``load_weights`` takes it, RANDOM or DEFAULT."""
+    """The source that ``--weights`` means: RANDOM, DEFAULT, or an argument of ``load_weights``."""
     if weights.lower() in ("random", "default"):
         return RANDOM if weights.lower() == "random" else DEFAULT
     if weights.startswith("IMAGENET1K_"):
@@ -43,14 +43,14 @@ def source_of(network: str, weights: str) -> str:
 
 
 def known_of(network: str, source: str) -> KnownWeights | None:
-    """The published weights that a source means, or None if it is a file, or random."""
+    """The published weights that a source names; None if it is a file, or RANDOM."""
     from minidnn.weights import KNOWN_WEIGHTS, find_known
 
     if source == RANDOM:
         return None
     if source == DEFAULT:
-        own = [known for known in KNOWN_WEIGHTS if known.network == network]
-        return own[-1] if own else None
+        versions = [known for known in KNOWN_WEIGHTS if known.network == network]
+        return versions[-1] if versions else None
     known = find_known(source)
     if known is not None and known.network != network:
         raise MiniDNNError(
@@ -67,7 +67,7 @@ def load(
     say: Callable[[str], None],
     prefix: str = "",
 ) -> Any:
-    """The network with weights from a file; it gets as many classes as they have."""
+    """Loads weights into the network, which is made anew if they have another number of classes."""
     from minidnn.layers.state import below
     from minidnn.models import get_model
 
@@ -87,7 +87,7 @@ def load(
 def _weights(
     name: str, source: str, key: str | None, say: Callable[[str], None]
 ) -> Mapping[str, np.ndarray]:
-    """Weights from a file, or published ones, whose first use is said: they must be fetched."""
+    """Weights from a file, or published ones; a message says when these must be fetched."""
     from minidnn.weights import load_weights
     from minidnn.weights.download import is_fetched
 
@@ -109,7 +109,7 @@ _LONGEST_FILE = 16 << 20
 
 
 def add_preparation(parser: argparse._ActionsContainer) -> None:
-    """``--labels``, ``--resize``, ``--mean`` and ``--std``."""
+    """Adds ``--labels``, ``--resize``, ``--mean`` and ``--std``."""
     add = parser.add_argument
     add(
         "--labels",
@@ -127,27 +127,27 @@ def add_preparation(parser: argparse._ActionsContainer) -> None:
 
 
 def add_crop(parser: argparse._ActionsContainer) -> None:
-    """``--size`` of commands that read pictures."""
+    """Adds ``--size``, for commands that read pictures."""
     parser.add_argument(
         "--size", type=count, help="rows and columns of the centre (what the weights want)"
     )
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Finite numbers with commas between them."""
+    """Parses finite numbers, separated by commas."""
     try:
-        found = tuple(map(float, text.split(",")))
+        values = tuple(map(float, text.split(",")))
     except ValueError:
-        found = (math.nan,)
-    if not all(map(math.isfinite, found)):
+        values = (math.nan,)
+    if not all(map(math.isfinite, values)):
         raise argparse.ArgumentTypeError(
             f"{text!r} are no numbers; valid are 0.5 and 0.485,0.456,0.406"
         )
-    return found
+    return values
 
 
 def file_says(source: str) -> Preparation | None:
-    """What a text that names a network or its weights says, if it means a file."""
+    """The preparation in a file of a network or of weights; None if there is none, or no file."""
     from minidnn.prepared_files import load_preparation
 
     return load_preparation(source) if os.path.isfile(source) else None
@@ -156,8 +156,8 @@ def file_says(source: str) -> Preparation | None:
 def size_of(
     known: Preparation | None, shapes: Iterable[Sequence[Any]], asked: tuple[int, int] | None
 ) -> tuple[int, int] | None:
-    """Rows and columns for what a file leaves open in the shapes of its inputs: those asked for,
-    else those that its pictures are prepared for."""
+    """Rows and columns that bind open sizes of inputs: ``asked``, else those of the preparation, if
+    the file leaves any open."""
     if asked is not None or known is None:
         return asked
     is_open = any(
@@ -169,10 +169,10 @@ def size_of(
 def prepared(
     options: argparse.Namespace, base: Preparation, outputs: int, usual: str | None = None
 ) -> Preparation:
-    """A preparation for a network of so many outputs, where options do not say otherwise.
+    """The preparation ``base`` with the changes of options, for a network of ``outputs`` outputs.
 
-    ``usual``: what ``--labels`` is where neither an option nor the preparation says it.
-    MiniDNNError if something does not fit.
+    ``usual``: the value of ``--labels`` if neither an option nor the preparation names the classes.
+    Raises MiniDNNError if an option does not fit.
     """
 
     changes: dict[str, Any] = {}
@@ -183,22 +183,22 @@ def prepared(
             )
         changes["resize"] = resize
     for name in ("mean", "std"):
-        if (given := getattr(options, name)) is not None:
-            changes[name] = given * (base.channels if len(given) == 1 else 1)
+        if (values := getattr(options, name)) is not None:
+            changes[name] = values * (base.channels if len(values) == 1 else 1)
     labels = options.labels or (usual if base.classes is None else None)
     if labels is not None:
         changes["classes"] = None if labels == NONE else tuple(load_labels(labels, outputs))
-    found = replace(base, **changes)
-    if found.classes is not None and len(found.classes) != outputs:
+    result = replace(base, **changes)
+    if result.classes is not None and len(result.classes) != outputs:
         raise MiniDNNError(
-            f"the file names {len(found.classes)} classes, and its network has {outputs} outputs; "
+            f"the file names {len(result.classes)} classes, and its network has {outputs} outputs; "
             f"--labels {NONE} leaves the names out"
         )
-    return found
+    return result
 
 
 def told(options: argparse.Namespace, found: Preparation) -> str:
-    """What is said of a preparation that a file brought."""
+    """The message about a preparation that came from a file."""
     names = ("size", "resize", "mean", "std", "labels")
     changed = [f"--{name}" for name in names if getattr(options, name, None) is not None]
     but = f", but for {', '.join(changed)}" if changed else ""
@@ -206,8 +206,8 @@ def told(options: argparse.Namespace, found: Preparation) -> str:
 
 
 def fitted(known: Preparation | None, shapes: Sequence[tuple[Any, ...]]) -> Preparation | None:
-    """A preparation for the size of a network's input; None if it takes no square pictures with so
-    many channels."""
+    """The preparation for the size of a network's input; None if the network does not take square
+    pictures with the same number of channels."""
     if known is None or len(shapes) != 1 or len(shapes[0]) != 4:
         return None
     _, channels, rows, columns = shapes[0]
@@ -219,10 +219,10 @@ def fitted(known: Preparation | None, shapes: Sequence[tuple[Any, ...]]) -> Prep
 
 
 def published(name: str, source: str, own_size: int, channels: int) -> Preparation:
-    """What is usual for a network of the zoo: as for its published weights, of which ``source``
-    may name some.
+    """The preparation for the published weights of a network: those of ``source``, if it names
+    some.
 
-    Weights that nobody published are most likely prepared for like those that somebody did.
+    It is also the default for other weights of the network.
     """
     from minidnn.preparation import Preparation
 
@@ -233,13 +233,11 @@ def published(name: str, source: str, own_size: int, channels: int) -> Preparati
 
 
 def of_zoo(name: str, source: str | None = None) -> Preparation | None:
-    """How pictures are prepared for published weights, with the names of the classes; None for
-    random ones.
+    """The preparation for published weights, with the names of the classes; None for random ones.
 
     Args:
-        name: of the network, or of its weights, as ``resnet18.DEFAULT`` and
-            ``ResNet18_Weights.DEFAULT`` are.
-        source: what ``--weights`` means, if that was given.
+        name: of the network, or of its weights: ``resnet18.DEFAULT``, ``ResNet18_Weights.DEFAULT``.
+        source: the source that ``--weights`` means, if it was given.
     """
     from minidnn.models import get_model, list_models
     from minidnn.weights import find_known
@@ -254,8 +252,8 @@ def of_zoo(name: str, source: str | None = None) -> Preparation | None:
     if known is None and source != DEFAULT:
         return None
     channels, own_size, _ = get_model(head).input_shape
-    found = published(head, source, own_size, channels)
-    return replace(found, classes=tuple(read_labels(IMAGENET))) if known else found
+    preparation = published(head, source, own_size, channels)
+    return replace(preparation, classes=tuple(read_labels(IMAGENET))) if known else preparation
 
 
 def load_labels(source: str, count: int) -> list[str]:
@@ -279,7 +277,8 @@ def load_labels(source: str, count: int) -> list[str]:
 
 
 def read_labels(source: str) -> list[str]:
-    """The names of classes, of any number; the rest is as for :func:`load_labels`."""
+    """The names of classes from a source as of :func:`load_labels`, without a check of their
+    number."""
     if source == IMAGENET:
         from minidnn.cli.imagenet import IMAGENET_LABELS
 

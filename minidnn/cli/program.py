@@ -1,7 +1,7 @@
-"""``minidnn``: parses the command line, runs a command, and turns what fails into one line.
+"""The program ``minidnn``: parses the command line, runs a command, and reports errors in one line.
 
-Commands import what they need when they run, so that ``minidnn --help`` needs neither NumPy nor
-anything of the core.
+Commands import their dependencies when they run, so that ``minidnn --help`` loads neither NumPy nor
+the core.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from minidnn.cli import (
 )
 from minidnn.errors import MiniDNNError, MiniDNNWarning
 
-#: Exit codes beside 0: something was found or failed in part (1), nothing could be done (2).
+#: Exit codes. Besides these and 0, commands return 1 if they find something, or fail in part.
 FAILED = 2
 INTERRUPTED = 130
 _MOST_LINES = 12
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 sys.stdout.flush()
             return code
         except BrokenPipeError:
-            _drop_output()  # who read it has seen enough
+            _drop_output()  # the reader has closed the pipe
             return FAILED
         except KeyboardInterrupt:
             _print(f"{prefix}: interrupted")
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Drops what is left of the output if it cannot be written: Python tries again at exit."""
+    """Discards buffered output that cannot be written, which Python would flush again at exit."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -145,14 +145,15 @@ def _text(error: Exception, everything: bool) -> str:
         return f"internal error: {kind}: {text} (--debug prints where, for a bug report)"
     lines = text.splitlines() or [type(error).__name__]
     if len(lines) > _MOST_LINES and not everything:
-        left = len(lines) - _MOST_LINES
-        lines = [*lines[:_MOST_LINES], f"  ... and {left} lines more (--debug prints them)"]
+        more = len(lines) - _MOST_LINES
+        lines = [*lines[:_MOST_LINES], f"  ... and {more} lines more (--debug prints them)"]
     return "\n".join(lines)
 
 
 @contextmanager
 def _messages(prefix: str, verbose: int) -> Iterator[None]:
-    """Log records and minidnn's warnings become lines on standard error, each text once."""
+    """A context in which log records and minidnn's warnings are printed as lines on standard error,
+    each text once."""
     seen: dict[str, None] = {}
 
     def say(text: str) -> None:
@@ -164,13 +165,13 @@ def _messages(prefix: str, verbose: int) -> Iterator[None]:
         def emit(self, record: logging.LogRecord) -> None:
             say(record.getMessage())
 
-    usual = warnings.showwarning
+    showwarning = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
         if issubclass(category, MiniDNNWarning):
             say(f"{message}")
         else:
-            usual(message, category, *rest, **named)
+            showwarning(message, category, *rest, **named)
 
     logger, handler = logging.getLogger("minidnn"), Handler()
     before = logger.level
@@ -180,7 +181,7 @@ def _messages(prefix: str, verbose: int) -> Iterator[None]:
     try:
         yield
     finally:
-        warnings.showwarning = usual
+        warnings.showwarning = showwarning
         logger.setLevel(before)
         logger.removeHandler(handler)
 

@@ -1,4 +1,4 @@
-"""``minidnn quantize``: a network that multiplies bytes, calibrated on data."""
+"""``minidnn quantize``: writes an int8 network, calibrated on data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DATA_HELP = (
     "a folder of pictures, or of a folder for each class; .npy: an array of inputs; .npz: arrays "
     f"x, or by the names of inputs, and y, the classes; {BUNDLED_HELP}"
 )
-#: Of a batch in which the data of a network for a range are measured.
+#: The most rows of a batch in which a network for a range of batches is calibrated.
 MOST_ROWS = 32
 RANGES = ("error", "minmax", "percentile", "entropy")
 
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         held_out = validate or source
         others = calibration_data(held_out, graph, preparation, options.workers, held_out=True)
     if not data.are_pictures:
-        preparation = opened.preparation  # what is usual was not asked for
+        preparation = opened.preparation  # the default preparation is for pictures only
     elif opened.preparation is None:
         _say(f"nothing says how pictures are prepared; they are as is usual: {preparation}")
     rows = graph.inputs[0].shape[0]
@@ -110,7 +110,7 @@ def _say(text: str) -> None:
 
 
 def _right(options: argparse.Namespace, graph: Graph, data: CalibrationData) -> int:
-    """How many samples a network says the class of."""
+    """How many samples a network classifies correctly."""
     import numpy as np
 
     import minidnn
@@ -120,10 +120,10 @@ def _right(options: argparse.Namespace, graph: Graph, data: CalibrationData) -> 
     program = minidnn.compile(graph, device=options.device)
     watch, right, done = terminal_progress(), 0, 0
     for numbers, arrays in data.batches(graph.inputs[0].shape[0]):
-        given = program(*arrays)
-        if isinstance(given, (dict, tuple)):
-            given = next(iter(given.values())) if isinstance(given, dict) else given[0]
-        scores = np.asarray(given).reshape(len(numbers), -1)
+        outputs = program(*arrays)
+        if isinstance(outputs, (dict, tuple)):
+            outputs = next(iter(outputs.values())) if isinstance(outputs, dict) else outputs[0]
+        scores = np.asarray(outputs).reshape(len(numbers), -1)
         new = min(len(numbers), data.count - done)  # the last batch is filled up
         right += int((scores[:new].argmax(1) == data.labels[numbers[:new]]).sum())
         done += new

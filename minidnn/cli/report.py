@@ -1,4 +1,4 @@
-"""``minidnn report``: a compiled network as one HTML page."""
+"""``minidnn report``: writes an HTML page about a compiled network: times, fusion and memory."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _other(path: str) -> dict[str, Any]:
     try:
-        found = json.loads(Path(path).read_bytes())
+        report = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise UnsupportedError(f"--beside {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise UnsupportedError(f"--beside {path} is no report: {error}") from error
-    if not isinstance(found, dict) or not all(part in found for part in _PARTS):
+    if not isinstance(report, dict) or not all(part in report for part in _PARTS):
         raise UnsupportedError(
             f"--beside {path} is no report; valid is what minidnn report --json prints"
         )
-    return found
+    return report

@@ -1,6 +1,6 @@
-"""``minidnn serve``: networks behind the Open Inference Protocol.
+"""``minidnn serve``: serves networks by the Open Inference Protocol.
 
-MODEL is a name, a version and where it comes from.
+Each MODEL is parsed to a source: a name, a version, and a function that opens the network.
 """
 
 from __future__ import annotations
@@ -161,20 +161,20 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 
 def sources_of(options: argparse.Namespace, say: Callable[[str], None]) -> list[Source]:
-    """The sources of all models; MiniDNNError if a text makes no sense, or two mean the same.
+    """The sources of all models; MiniDNNError if a MODEL is malformed, or a version is given twice.
 
-    ``say`` is told what their files say of pictures, when they are opened.
+    ``say`` receives a message about the preparation of pictures when a file with one is opened.
     """
-    found: dict[tuple[str, int], Source] = {}
+    sources: dict[tuple[str, int], Source] = {}
     for text in options.models:
         source = _source(text, options, say)
-        if (key := (source.name, source.version)) in found:
+        if (key := (source.name, source.version)) in sources:
             raise MiniDNNError(
                 f"MODEL {text!r}: version {source.version} of {source.name!r} is given twice; "
                 "valid is name:version=path with another version"
             )
-        found[key] = source
-    return list(found.values())
+        sources[key] = source
+    return list(sources.values())
 
 
 def _source(text: str, options: argparse.Namespace, say: Callable[[str], None]) -> Source:
@@ -197,11 +197,11 @@ def _source(text: str, options: argparse.Namespace, say: Callable[[str], None]) 
     number = int(version) if colon else 1
 
     def opened() -> Opened:
-        found = _open(path, options)
-        if found.preparation is not None and is_path(path):
-            told = preparing.told(options, found.preparation)
+        network = _open(path, options)
+        if network.preparation is not None and is_path(path):
+            told = preparing.told(options, network.preparation)
             say(f"model {name!r} takes pictures that are {told}")
-        return found
+        return network
 
     return Source(name, number, _platform(path), opened)
 
@@ -212,7 +212,7 @@ def _platform(path: str) -> str:
 
 
 def _open(path: str, options: argparse.Namespace) -> Opened:
-    """Reads a network: a compiled file, an ONNX file, a name of the zoo, or a saved graph."""
+    """Opens a network: a compiled file, an ONNX file, a graph file, or a name of the zoo."""
     import minidnn
     from minidnn.backends.backend import check_not_automatic
     from minidnn.cli import preparing
@@ -222,31 +222,33 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
     from minidnn.serving.model import Opened
 
     if is_compiled(path):
-        given = {"device": options.device, "threads": options.threads}
-        own = {name: value for name, value in given.items() if value is not None}
-        return _compiled(minidnn.load(path, **own), preparing.file_says(path))
-    own = {
+        asked = {"device": options.device, "threads": options.threads}
+        arguments = {name: value for name, value in asked.items() if value is not None}
+        return _compiled(minidnn.load(path, **arguments), preparing.file_says(path))
+    arguments = {
         name: value
         for name in ("device", "precision", "threads")
         if (value := getattr(options, name)) is not None
     }
-    # Each size of a batch would get a precision of its own.
+    # With "auto", each batch size would get its own precision.
     check_not_automatic(options.precision, "serving, which compiles several sizes of batches")
     if is_onnx(path):
-        return _onnx(path, options, own)
+        return _onnx(path, options, arguments)
     if is_path(path):
-        return _saved(path, options, own)
+        return _saved(path, options, arguments)
     network = network_of(path)
     channels, *own_size = network.input_shape
     size = options.size or own_size
     known = preparing.fitted(preparing.of_zoo(path), [(None, channels, *size)])
     return Opened(
-        lambda rows: minidnn.compile(network, (rows or 1, channels, *size), **own), True, known
+        lambda rows: minidnn.compile(network, (rows or 1, channels, *size), **arguments),
+        True,
+        known,
     )
 
 
 def _compiled(network: Executable | BatchExecutable, known: Preparation | None) -> Opened:
-    """What was compiled, for one size or for a range of batches."""
+    """Opens a compiled network, for one size or for a range of batches."""
     from minidnn.dynamic.loaded import BatchExecutable
     from minidnn.serving.model import Opened
 
@@ -257,7 +259,7 @@ def _compiled(network: Executable | BatchExecutable, known: Preparation | None) 
 
 
 def _saved(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened:
-    """A graph, for one size or for ranges of them."""
+    """Opens a graph file, for one size or for ranges of sizes."""
     import minidnn
     from minidnn.cli import preparing
     from minidnn.cli.networks import batch_of, sized_at
@@ -280,7 +282,7 @@ def _saved(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opene
 
 
 def _onnx(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened:
-    """An ONNX file, which is read once for all sizes of a batch."""
+    """Opens an ONNX file, which is read once for all batch sizes."""
     import minidnn
     from minidnn.cli import preparing
     from minidnn.cli.networks import batch_of, onnx_graph, onnx_sizes

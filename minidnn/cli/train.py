@@ -1,4 +1,4 @@
-"""``minidnn train``: trains a network of the zoo on pictures."""
+"""``minidnn train``: trains a network of the zoo on pictures, and evaluates it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Ctrl-C and SIGTERM save a checkpoint as well, and end with 130; SIGUSR1 saves an
 
 WEIGHTS, CLASSES, CHECKPOINT = "weights.safetensors", "classes.txt", "checkpoint.safetensors"
 
-#: By name: the class in minidnn.optim, a learning rate for it, and its other arguments.
+#: Optimizers by name: class in minidnn.optim, default learning rate, and other arguments.
 OPTIMIZERS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "sgd": ("SGD", 0.05, {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}),
     "adam": ("Adam", 1e-3, {}),
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     loader = Loader(
         train, batch, shuffle=True, seed=options.seed, workers=options.workers, drop_last=True
     )
-    others = Loader(held_out, batch, workers=options.workers)
+    validation = Loader(held_out, batch, workers=options.workers)
     trainer = md.Trainer(
         network,
         (batch, channels, size, size),
@@ -117,14 +117,16 @@ def run(options: argparse.Namespace) -> int:
     saves = md.callbacks.Checkpoint(options.output / CHECKPOINT, preparation=preparation)
     table = md.callbacks.CSV(options.output / "history.csv")
     try:
-        trainer.fit(loader, options.epochs, validate=others, callbacks=[bar, table, files, saves])
+        trainer.fit(
+            loader, options.epochs, validate=validation, callbacks=[bar, table, files, saves]
+        )
     finally:
         loader.close()
     if trainer.interrupted:
         _say(f"saved to {options.output}; --resume goes on")
         raise KeyboardInterrupt
     network.load_state_dict(md.load_weights(os.fspath(options.output / WEIGHTS)))
-    _evaluate(options, network, others, trainer, train.classes)
+    _evaluate(options, network, validation, trainer, train.classes)
     return 0
 
 
@@ -133,23 +135,25 @@ def _say(text: str) -> None:
 
 
 def _network(options: argparse.Namespace, classes: int) -> Any:
-    """The network with so many classes, and as much of the weights asked for as fits them."""
+    """The network for ``classes`` classes, with those of the initial weights whose shapes fit."""
     from minidnn.cli.preparing import known_of, load, source_of
     from minidnn.models import get_model
 
     name = options.network
-    # As classify has it with weights from a file, which those that are trained here become.
+    # As ``minidnn classify`` makes it for weights from a file, such as those that are trained here.
     more = {"transform_input": True} if name == "inception_v3" else {}
     network = get_model(name, num_classes=classes, seed=options.seed, **more)
     source = source_of(name, options.weights)
     if source == RANDOM:
         return network
     if source == DEFAULT and known_of(name, source) is None:
-        begun = get_model(name, weights=DEFAULT)  # its weights came with minidnn
+        initial = get_model(name, weights=DEFAULT)  # its weights came with minidnn
     else:
-        begun = load(get_model(name), name, source, None, _say)
-    state, given = network.state_dict(), begun.state_dict()
-    fits = {name: array for name, array in given.items() if array.shape == state[name].shape}
+        initial = load(get_model(name), name, source, None, _say)
+    state, initial_state = network.state_dict(), initial.state_dict()
+    fits = {
+        name: array for name, array in initial_state.items() if array.shape == state[name].shape
+    }
     network.load_state_dict({**state, **fits})
     if new := [name for name in state if name not in fits]:
         _say(f"for {classes} classes, {', '.join(new)} begin at random")
@@ -157,7 +161,8 @@ def _network(options: argparse.Namespace, classes: int) -> Any:
 
 
 def _preparation_of_weights(options: argparse.Namespace, channels: int) -> Preparation | None:
-    """How pictures are prepared for the weights that are begun with, if their file says it."""
+    """The preparation in the file of the initial weights; None if they are no file, or it has
+    none."""
     from minidnn.cli.preparing import file_says, known_of, source_of, told
 
     source = source_of(options.network, options.weights)
@@ -185,7 +190,8 @@ def _optimizer(options: argparse.Namespace, steps: int) -> Any:
 
 
 def _open(options: argparse.Namespace, trainer: Trainer, preparation: Preparation) -> Any:
-    """The callback that writes to ``--output``, once that is free or a trainer's to go on from."""
+    """The callback that writes to ``--output``.  Restores the checkpoint for ``--resume``;
+    otherwise the folder must have none."""
     from minidnn.training.callbacks import Callback
 
     folder: Path = options.output
@@ -214,7 +220,7 @@ def _open(options: argparse.Namespace, trainer: Trainer, preparation: Preparatio
 
 
 def _best(history: list[dict[str, Any]]) -> dict[str, Any]:
-    """The record of the epoch with the best accuracy, the first of several."""
+    """The record of the epoch with the best accuracy; of several, the first."""
     return max(history, key=lambda record: record["validation_accuracy"])
 
 
@@ -237,7 +243,7 @@ def _evaluate(
     trainer: Trainer,
     classes: tuple[str, ...],
 ) -> None:
-    """Draws which class was taken for which, and prints what training came to."""
+    """Draws the confusion matrix, and prints the accuracy and the path of the weights."""
     import numpy as np
 
     from minidnn.training.plots import confusions, draw_confusions
@@ -264,9 +270,9 @@ def _predict(
 
     shape = (batch, *batches[0].shape[1:])
     program = md.compile(network, shape, device=options.device, precision=options.precision)
-    found = []
+    classes = []
     for x in batches:
         full = np.zeros(shape, np.float32)  # the last batch may have fewer pictures
         full[: len(x)] = x
-        found.append(np.asarray(program(full))[: len(x)].argmax(axis=1))
-    return np.concatenate(found)
+        classes.append(np.asarray(program(full))[: len(x)].argmax(axis=1))
+    return np.concatenate(classes)

@@ -1,4 +1,8 @@
-"""What warps read and write: sectors, banks and bytes, counted from the addresses themselves."""
+"""Memory accesses of warps: sectors, wavefronts, bank conflicts and bytes, counted from addresses.
+
+A step's work function computes the element index of every lane for a sample of its blocks, and the
+properties of :class:`Access` count what the hardware does with them.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ import numpy as np
 
 WARP = 32
 L1_CYCLES, L2_CYCLES, SHARED_CYCLES, FMA_CYCLES = 35, 260, 25, 4
-"""From an instruction to what needs its result: round figures of the architectures since Ampere."""
+"""Latencies in cycles: round figures of the architectures since Ampere."""
 _SECTOR, _LINE, _WORD, _BANKS = 32, 128, 4, 32  # bytes, bytes, bytes, words
 PAIR = 64
-"""Bytes of two sectors that follow each other: less is neither moved to memory or from it, nor
-written to L2."""
+"""Bytes of a pair of neighbouring sectors: the unit in which memory is read and written, and L2 is
+written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,14 +26,14 @@ class Access:
     """A memory instruction as warps of some blocks execute it.
 
     Attributes:
-        operand: what is read or written.
-        space: where it lies.
-        at: the number that each lane wants first: (blocks, instructions, 32); below 0 of lanes
-            that take no part.
-        times: how often the whole grid does what stands here.
-        store: whether it is written.
-        width: neighbouring numbers a lane.
-        bytes: of a number.
+        operand: name of the operand that is loaded or stored.
+        space: address space of the access.
+        at: index of the first element of each lane: (blocks, instructions, 32); below 0 for lanes
+            that are inactive.
+        times: how often the whole grid executes these instructions of the sampled blocks.
+        store: whether the operand is stored.
+        width: neighbouring elements that a lane loads or stores at once.
+        bytes: size of an element.
     """
 
     operand: str
@@ -42,22 +46,23 @@ class Access:
 
     @property
     def requests(self) -> float:
-        """Warp instructions of which any lane takes part."""
+        """Warp instructions in which any lane is active."""
         return float((self.at >= 0).any(-1).sum()) * self.times
 
     @property
     def wanted_bytes(self) -> float:
-        """What requests asked for, each number once for all lanes that share it."""
+        """Bytes that requests ask for, each element once for all lanes that share it."""
         return float(self.bytes) * self.width * float(_distinct(self.at).sum()) * self.times
 
     @property
     def sectors(self) -> float:
-        """Pieces of 32 bytes that requests touch."""
+        """Sectors, of 32 bytes, that requests touch."""
         return float(_distinct(_keys(self.at, _SECTOR // self.bytes)).sum()) * self.times
 
     @property
     def block_sectors(self) -> float:
-        """The same, each counted once a block: what a cache that keeps all of it asks for."""
+        """Sectors that requests touch, each counted once a block: those that L1 asks L2 for, if it
+        keeps all that a block has loaded."""
         keys = _keys(self.at, _SECTOR // self.bytes)
         return float(_distinct(keys.reshape(keys.shape[0], -1)).sum()) * self.times
 
@@ -68,14 +73,15 @@ class Access:
 
     @property
     def block_pairs(self) -> float:
-        """The same, each counted once a block."""
+        """Pairs of sectors that requests touch, each counted once a block."""
         keys = _keys(self.at, PAIR // self.bytes)
         return float(_distinct(keys.reshape(keys.shape[0], -1)).sum()) * self.times
 
     @property
     def wavefronts(self) -> float:
-        """Turns of the load units: of global memory one for each 128 bytes touched, of shared
-        memory as many as the busiest bank gives different words; constant memory has its own."""
+        """Cycles of the load units: for global memory one for each line of 128 bytes that is
+        touched, for shared memory as many as the busiest bank has different words to serve.  0
+        for constant memory, which has its own units."""
         if self.space == "constant":
             return 0.0
         if self.space == "global":
@@ -84,24 +90,23 @@ class Access:
 
     @property
     def least_wavefronts(self) -> float:
-        """The same of shared memory, were its words spread over the banks."""
+        """Wavefronts of shared memory if its words were spread evenly over the banks."""
         words = _distinct(_words(self.at, self.width, self.bytes))
         return float((-(-words // _BANKS)).sum()) * self.times
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What a launch does.
+    """What a kernel launch executes, over its whole grid.
 
     Attributes:
         accesses: its memory instructions.
-        multiply_adds: warp instructions of that kind.
+        multiply_adds: warp instructions that are multiply-adds.
+        instructions: all warp instructions, as estimated from the text.
+        alone: cycles that a block takes if only its own latencies delay it.
+        streams: operands that each wave of blocks reads, or writes, from beginning to end.
         tensor_products: warp instructions of tensor cores, each 16 by 8 sums of 16 products.
-        instructions: warp instructions in all, as estimated from the text.
-        alone: cycles that a block takes if nothing but its own latencies delays it.
-        streams: operands that each wave of blocks reads, or writes, from begin to end.
-        repeats: how often a thread goes through the text in which registers that are spilled would
-            be written and read.
+        repeats: iterations of the loop in which a thread would write and read spilled registers.
     """
 
     accesses: tuple[Access, ...]
@@ -114,8 +119,8 @@ class Work:
 
 
 def least_work(sizes: Mapping[str, int], operations: int) -> Work:
-    """What any kernel must do: read and write each operand once, a warp 32 floats side by side, and
-    compute by multiply-adds alone.  The operand "y" is written."""
+    """The least that any kernel must do: load or store each operand once, with 32 neighbouring
+    floats a warp, and compute by multiply-adds alone.  The operand "y" is stored."""
     at = np.arange(WARP).reshape(1, 1, WARP)
     accesses = tuple(
         Access(name, "global", at, count / WARP, store=name == "y") for name, count in sizes.items()
@@ -125,28 +130,29 @@ def least_work(sizes: Mapping[str, int], operations: int) -> Work:
 
 
 def lanes(threads: int) -> np.ndarray:
-    """The threads of a block by warp and lane, -1 where there are none."""
+    """The thread indices of a block, (warps, 32); -1 for lanes without a thread."""
     numbers = np.full(-(-threads // WARP) * WARP, -1)
     numbers[:threads] = np.arange(threads)
     return numbers.reshape(-1, WARP)
 
 
 def turns(threads: int, count: int) -> np.ndarray:
-    """What threads take of ``count`` things, one after the other all together, by warp and lane;
-    -1 where nothing is left."""
+    """The indices that threads process of ``count`` elements in a block-strided loop, by warp
+    instruction and lane; -1 where no element is left."""
     numbers = lanes(threads)
     starts = np.arange(0, count, threads).reshape(-1, 1, 1)
-    taken = np.where(numbers >= 0, starts + numbers, -1)
-    return np.where(taken < count, taken, -1).reshape(-1, WARP)
+    elements = np.where(numbers >= 0, starts + numbers, -1)
+    return np.where(elements < count, elements, -1).reshape(-1, WARP)
 
 
 def sample(count: int, most: int) -> np.ndarray:
-    """So many of the numbers below ``count``, evenly spread with the first and the last."""
+    """At most ``most`` integers below ``count``, evenly spread, the first and the last included."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
 def uniform(values: Iterable[int], threads: int) -> np.ndarray:
-    """Instructions of which all threads of a block want the same float, for each of some."""
+    """The indices of a warp-uniform access: for each of ``values``, an instruction in which all
+    threads of a block want the same element."""
     value = np.fromiter(values, int).reshape(-1, 1, 1)
     return np.where(lanes(threads) >= 0, value, -1).reshape(1, -1, WARP)
 
@@ -156,7 +162,7 @@ def _keys(at: np.ndarray, size: int) -> np.ndarray:
 
 
 def _distinct(keys: np.ndarray) -> np.ndarray:
-    """How many different keys there are along the last axis, none below 0."""
+    """Counts the different keys along the last axis; those below 0 do not count."""
     ordered = np.sort(keys, axis=-1)
     new = ordered >= 0
     new[..., 1:] &= ordered[..., 1:] != ordered[..., :-1]
@@ -164,7 +170,7 @@ def _distinct(keys: np.ndarray) -> np.ndarray:
 
 
 def _words(at: np.ndarray, width: int, size: int) -> np.ndarray:
-    """The words of shared memory that lanes want, of numbers of so many bytes."""
+    """The words of shared memory that lanes want, for elements of ``size`` bytes."""
     count = max(1, width * size // _WORD)
     first = at[..., None] * size // _WORD
     words = np.where(at[..., None] >= 0, first + np.arange(count), -1)
@@ -172,10 +178,10 @@ def _words(at: np.ndarray, width: int, size: int) -> np.ndarray:
 
 
 def _bank_turns(at: np.ndarray, width: int, size: int) -> np.ndarray:
-    """The most different words that one bank gives, for each instruction."""
+    """For each instruction, the most different words that one bank must serve."""
     words = np.sort(_words(at, width, size), axis=-1)
     new = words >= 0
     new[:, 1:] &= words[:, 1:] != words[:, :-1]
     rows = np.repeat(np.arange(len(words))[:, None], words.shape[1], axis=1)
-    given = np.bincount((rows * _BANKS + words % _BANKS)[new], minlength=len(words) * _BANKS)
-    return given.reshape(-1, _BANKS).max(-1)
+    served = np.bincount((rows * _BANKS + words % _BANKS)[new], minlength=len(words) * _BANKS)
+    return served.reshape(-1, _BANKS).max(-1)

@@ -1,7 +1,7 @@
-"""All ladders, the shapes that they compute in networks, and studies as Python makes them.
+"""The laboratory's Python interface: ladders by name, studies, tuning, and shapes of networks.
 
-These are what the command line does, as functions.  Calculations for a GPU that is not there begin
-with what CUDA says of it.
+The command line calls the same functions.  GPUs that this machine lacks are modelled from the
+device properties that CUDA reports of them.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ def network_shapes(ladder: Ladder, graph: Graph) -> list[Any]:
     shape_of: Callable[[Node], dict[str, int] | None] = (
         _of_product if issubclass(kind, ProductShape) else _of_convolution
     )
-    found = [kind(**sizes) for node in graph.nodes if (sizes := shape_of(node)) is not None]
-    if not found:
+    shapes = [kind(**sizes) for node in graph.nodes if (sizes := shape_of(node)) is not None]
+    if not shapes:
         raise UnsupportedError(
             f"network: none of its {len(graph.nodes)} layers is one that {ladder.name} computes"
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(shapes))
 
 
 def _of_convolution(node: Node) -> dict[str, int] | None:
@@ -129,7 +129,7 @@ H100 = Machine("NVIDIA H100", (9, 0), 132, 2.9e12, 227 << 10, 50 << 20, 1.98e9)
 H200 = Machine("NVIDIA H200", (9, 0), 132, 4.3e12, 227 << 10, 60 << 20, 1.98e9)
 
 CARDS = {"A100": A100, "RTX3090": RTX_3090, "RTX4090": RTX_4090, "H100": H100, "H200": H200}
-"""By the names that the command line takes."""
+"""The described GPUs, by the names that ``--gpu`` takes."""
 
 
 def card_of(name: str) -> Machine:
@@ -197,7 +197,7 @@ def run(
 ) -> dict[str, Any]:
     """What each step of a ladder costs on this machine: predicted, checked, and measured.
 
-    A step is checked beside the ladder's reference before it is timed, in a process of its own: a
+    A step is checked against the ladder's reference before it is timed, in a process of its own: a
     script that calls this needs ``if __name__ == "__main__":``.
 
     >>> from minidnn import lab
@@ -212,9 +212,9 @@ def run(
         shapes: as of :func:`model`.
         parameters: numbers for the parameters of steps, or several of them to be tried.
         limit: seconds that one measurement may take.
-        counters: whether hardware counters are read, too, by Nsight Compute.  Where they are
-            forbidden the study says why, and what would allow them, and has all else.
-        tell: called with a line about what is going on.
+        counters: whether Nsight Compute also reads hardware counters.  Where they are forbidden,
+            the study says why, and what would allow them, and has all other figures.
+        tell: called with lines that report progress.
 
     Returns:
         A study, with times in its cells or the reason why there are none.
@@ -245,27 +245,27 @@ def run(
 
 
 def shapes_of(ladder: Ladder, shapes: Sequence[Any]) -> list[Any]:
-    """The shapes that are asked for, each once; see :func:`model`."""
-    found = []
+    """Resolves ``shapes``, as :func:`model` takes them, and drops duplicates."""
+    resolved = []
     for one in shapes or ({},):
         if isinstance(one, str):
             if one not in ladder.shapes:
                 known = f"shapes of {ladder.name} are {', '.join(ladder.shapes)}"
                 raise UnsupportedError(f"shapes: {one!r} is none; {known}")
-            found.append(ladder.shapes[one])
+            resolved.append(ladder.shapes[one])
         elif isinstance(one, type(ladder.shape)):
-            found.append(one)
+            resolved.append(one)
         else:
             names = list(vars(ladder.shape))
             for name in one:
                 if name not in names:
                     raise UnsupportedError(f"shapes: {name!r} is no size; valid are {names}")
-            found.append(replace(ladder.shape, **one))
-    return list(dict.fromkeys(found))
+            resolved.append(replace(ladder.shape, **one))
+    return list(dict.fromkeys(resolved))
 
 
 def check_parameters(ladder: Ladder, parameters: Choices | None) -> None:
-    """UnsupportedError if a step has no such parameter, or a number is not valid."""
+    """Raises UnsupportedError if no step has a parameter, or a number for it is below 1."""
     own = sorted({name for step in ladder.steps for name in step.parameters})
     for name, numbers in (parameters or {}).items():
         several = (numbers,) if isinstance(numbers, int) else tuple(numbers)
@@ -317,7 +317,7 @@ def tune(
 ) -> StepTuning:
     """Searches the block and the parameters with which a step is fastest on this machine.
 
-    What was found is remembered in the cache folder, for this machine, text, and question.
+    The result is kept in the cache folder, for this machine, the step's text, and the search.
 
     >>> from minidnn import lab
     >>> found = lab.tune("memory-cpu", "apart", shape="L2", parameters={"STRIDE": [8, 16]})

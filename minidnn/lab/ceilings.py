@@ -1,4 +1,8 @@
-"""What there is for a shape: each algorithm of cuDNN, cuBLAS's product, the engine's kernels."""
+"""Ceilings: how fast existing implementations compute a shape on a GPU.
+
+They are cuDNN's algorithms in each precision, cuBLAS's product, and the engine's own contraction
+kernels.  A study lists them beside the steps of a ladder.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +45,13 @@ from .measure import arrays, times
 from .operands import RESULT, ConvolutionShape, Operands, ProductShape, WrongResultError
 
 _LAYOUTS = {"float32": PLANAR, "float16": CHANNELS_LAST}
-"""In which kernels of a precision read images."""
+"""The layout of images for each precision of the engine's kernels."""
 OF_ENGINE = "engine"
 
 
 def engine_kernels(shape: ConvolutionShape, operands: Operands) -> list[dict[str, Any]]:
-    """Each kernel of the engine with its fastest choice: name, precision, time, workspace, and how
-    far its result is off; or why there is no time."""
+    """Rows for the engine's kernels, each with its fastest configuration: name, precision, time,
+    workspace, and the error of its result; or why there is no time."""
     machine = machine_of(cupy().cuda.runtime.getDevice())
     load = LaunchLoader(machine.arch)
     rows = []
@@ -71,7 +75,7 @@ def engine_kernels(shape: ConvolutionShape, operands: Operands) -> list[dict[str
 
 
 def problem_of(shape: ConvolutionShape, precision: str, layout: Layout) -> ContractionProblem:
-    """The convolution alone, as the engine would be asked for it."""
+    """The engine's description of this convolution, without fused operators."""
     images = (shape.batch, shape.channels, shape.height, shape.width)
     filters = (shape.filters, shape.channels, shape.window_height, shape.window_width)
     x, w = (
@@ -81,7 +85,7 @@ def problem_of(shape: ConvolutionShape, precision: str, layout: Layout) -> Contr
     op = Conv2d((shape.stride,) * 2, (edge, edge), (shape.dilation,) * 2)
     node = Node(op, [x, w], "conv")
     is_planar = layout is PLANAR
-    found = contraction_of(
+    contraction = contraction_of(
         node,
         lambda value: tensor_of(value.type, layout),
         lambda _: is_planar,
@@ -89,7 +93,7 @@ def problem_of(shape: ConvolutionShape, precision: str, layout: Layout) -> Contr
         "normal",
         True,
     )
-    return found.problem
+    return contraction.problem
 
 
 def _measured(
@@ -100,42 +104,42 @@ def _measured(
     machine: Machine,
     load: LaunchLoader,
 ) -> dict[str, Any]:
-    """The kernel's choices race, and the fastest is timed by itself."""
+    """Races the kernel's configurations, and times the fastest by itself."""
     form = Form(kernel.name, 0)
-    built = []
+    executables = []
     for choice in kernel.choices(problem, machine):
         core = load_contraction(problem, kernel, choice, machine, load)
         recipe = Recipe(form, choice, (), room(problem, form, core.workspace))
-        built.append(build(problem, recipe, core, machine, load))
-    if not built:
+        executables.append(build(problem, recipe, core, machine, load))
+    if not executables:
         return {"why_not": "it has no shape of tiles for these sizes"}
-    given, expected = arrays(operands)
-    x, w = _laid(problem, shape, given)
+    operand_arrays, expected = arrays(operands)
+    x, w = _laid(problem, shape, operand_arrays)
     y = cupy().full(expected.size, float("nan"), problem.y.dtype)
-    workspace = cupy().empty(max(one.workspace for one in built), "uint8")
-    at = Addresses(x.data.ptr, w.data.ptr, y.data.ptr)
-    runs: list[Run] = [one.bind(at, workspace.data.ptr) for one in built]
+    workspace = cupy().empty(max(one.workspace for one in executables), "uint8")
+    addresses = Addresses(x.data.ptr, w.data.ptr, y.data.ptr)
+    runs: list[Run] = [one.bind(addresses, workspace.data.ptr) for one in executables]
     with turn(cupy().cuda.runtime.getDevice()):
         raced = race([Contestant(run) for run in runs])
-        timed = {place: ms for place, ms in enumerate(raced) if ms is not None}
+        timed = {index: ms for index, ms in enumerate(raced) if ms is not None}
         if not timed:
             return {"why_not": "it cannot run"}
-        fastest = min(timed, key=lambda place: timed[place])
+        fastest = min(timed, key=lambda index: timed[index])
         y.fill(float("nan"))
         runs[fastest]()
         cupy().cuda.Device().synchronize()
-        told = {
-            "choice": kernel.describe(built[fastest].recipe.engine),
-            "workspace": built[fastest].workspace,
+        row = {
+            "choice": kernel.describe(executables[fastest].recipe.engine),
+            "workspace": executables[fastest].workspace,
             "error": _engine_error(problem, shape, y, expected),
         }
-        return told | times(runs[fastest])
+        return row | times(runs[fastest])
 
 
 def _engine_error(
     problem: ContractionProblem, shape: ConvolutionShape, y: Any, expected: Any
 ) -> float:
-    """The largest difference, beside the largest element."""
+    """The largest difference, relative to the largest element."""
     if not problem.planar:
         plane = shape.out_height * shape.out_width
         y = y.reshape(shape.batch, plane, shape.filters).transpose(0, 2, 1)
@@ -143,7 +147,7 @@ def _engine_error(
 
 
 def _laid(problem: ContractionProblem, shape: ConvolutionShape, given: Mapping[str, Any]) -> Any:
-    """Image and filters as the problem has them."""
+    """The image and the filters in the layout and the dtype of the problem."""
     dtype = problem.x.dtype
     x = given["x"].astype(dtype).reshape(shape.batch, shape.channels, shape.height, shape.width)
     window = (shape.window_height, shape.window_width)
@@ -158,13 +162,13 @@ def _laid(problem: ContractionProblem, shape: ConvolutionShape, given: Mapping[s
 
 @dataclass(frozen=True)
 class _Algorithms:
-    """Those of cuDNN for a computation.
+    """cuDNN's algorithms for one direction of a convolution, and its operands' names.
 
     Attributes:
-        operation: as cuDNN's binding calls it.
-        kinds: all algorithms.
-        places: image, filters, and the convolution's result, as the laboratory calls them.
-        given: those that are read, as the binding is given them.
+        operation: the name of the direction in cuDNN's binding.
+        kinds: the enumeration of its algorithms.
+        places: the ladder's names of the image, the filters, and the convolution's result.
+        given: names of the two operands that are read, in the binding's order.
     """
 
     operation: Operation
@@ -194,16 +198,15 @@ _WORKSPACE_LIMIT = 4 << 30
 
 @dataclass(frozen=True)
 class CeilingJob:
-    """A shape, and operands for it."""
+    """A shape and its operands, as the measuring process receives them."""
 
     shape: Any
     operands: Operands
 
 
 def ceilings(job: CeilingJob) -> list[dict[str, Any]]:
-    """Each way in which a library or the engine computes this: name, precision, time, workspace,
-    whether its bits are the same each time, and how far its result is off; or why there is no
-    time."""
+    """A row for each implementation of this shape in a library or in the engine: name, precision,
+    time, workspace, whether its result is deterministic, and its error; or why there is no time."""
     if (algorithms := _ALGORITHMS.get(type(job.shape))) is not None:
         rows = _convolutions(job.shape, job.operands, algorithms)
         if algorithms.operation == "forward":
@@ -217,14 +220,14 @@ def ceilings(job: CeilingJob) -> list[dict[str, Any]]:
 def _convolutions(
     shape: ConvolutionShape, operands: Operands, algorithms: _Algorithms
 ) -> list[dict[str, Any]]:
-    given, expected = arrays(operands)
+    originals, expected = arrays(operands)
     images = (shape.batch, shape.channels, shape.height, shape.width)
     filters = (shape.filters, shape.channels, shape.window_height, shape.window_width)
     result = (shape.batch, shape.filters, shape.out_height, shape.out_width)
     rows = []
     for precision, math in _MATHS.items():
         type = "float16" if precision == "float16" else "float32"
-        held = {name: given[name].astype(type) for name in algorithms.given}
+        held = {name: originals[name].astype(type) for name in algorithms.given}
         held[RESULT] = cupy().empty(expected.size, type)
         sizes = dict(zip(algorithms.places, (images, filters, result), strict=True))
         held = {name: array.reshape(sizes[name]) for name, array in held.items()}
@@ -262,9 +265,9 @@ def _convolutions(
 
 
 def _product(shape: ProductShape, operands: Operands, precision: str) -> dict[str, Any]:
-    given, expected = arrays(operands)
-    a = given["a"].reshape(shape.rows, -1).astype(precision)
-    b = given["b"].reshape(-1, shape.columns).astype(precision)
+    originals, expected = arrays(operands)
+    a = originals["a"].reshape(shape.rows, -1).astype(precision)
+    b = originals["b"].reshape(-1, shape.columns).astype(precision)
     y = cupy().empty(expected.shape, precision)
 
     def run() -> None:
@@ -287,25 +290,27 @@ def _product(shape: ProductShape, operands: Operands, precision: str) -> dict[st
 
 
 def _error(found: Any, expected: Any) -> float:
-    """The largest difference, beside the largest element."""
+    """The largest difference, relative to the largest element."""
     return float(abs(found - expected).max() / abs(expected).max())
 
 
 def fastest(
     rows: list[dict[str, Any]], plain: bool = False, precision: str = "float32"
 ) -> dict[str, Any] | None:
-    """The library's fastest exact one, or its fastest in float16; of those that multiply directly
-    or as an implicit matrix product if ``plain``; None if there is none."""
-    half = precision == "float16"
+    """The row of the library's fastest exact implementation, or of its fastest in float16; only of
+    direct convolutions and implicit GEMMs if ``plain``; None if there is none."""
+    is_half = precision == "float16"
     library = [row for row in rows if row["family"] != OF_ENGINE]
-    fitting = [row for row in library if (row["precision"] == precision if half else row["exact"])]
+    fitting = [
+        row for row in library if (row["precision"] == precision if is_half else row["exact"])
+    ]
     timed = [row for row in fitting if "measured_seconds" in row]
     chosen = [row for row in timed if not plain or row["family"] == "plain"]
     return min(chosen, key=lambda row: row["measured_seconds"], default=None)
 
 
 def fastest_of_engine(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The engine's fastest kernel in float32, beside a library's; None if there is none."""
-    own = [row for row in rows if row["family"] == OF_ENGINE and row["precision"] == "float32"]
-    timed = [row for row in own if "measured_seconds" in row]
+    """The row of the engine's fastest kernel in float32; None if there is none."""
+    engine = [row for row in rows if row["family"] == OF_ENGINE and row["precision"] == "float32"]
+    timed = [row for row in engine if "measured_seconds" in row]
     return min(timed, key=lambda row: row["measured_seconds"], default=None)

@@ -1,8 +1,7 @@
-"""What is said of a kernel in numbers: each metric's formula and unit, and the hardware's counters.
+"""The metrics of a kernel: their formulas, their units, and the hardware counters behind them.
 
-Nsight Compute reads the counters, or there is a reason why they are not read.  A metric without one
-comes from timers, from the compiler or by calculation, and is known where counters are forbidden,
-too.
+Nsight Compute reads the counters; where it cannot, a study has the reason instead.  A metric
+without a counter comes from timers, from the compiler or by calculation, and is always known.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from .operands import RESULT
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure.
+    """A metric.
 
     Attributes:
-        name: what it is called everywhere.
+        name: what tables, pages and studies call it.
         formula: how it is computed, in words.
         unit: of its value; "" for a ratio.
         counter: an expression over counters of Nsight Compute; "" if it needs none.
@@ -185,19 +184,19 @@ class CountersError(MiniDNNError, RuntimeError):
 
 @dataclass(frozen=True)
 class Counted:
-    """A launch of a kernel, and what was counted meanwhile, in units without prefixes."""
+    """A launch of a kernel and its counters by name, in base units."""
 
     kernel: str
     counts: Mapping[str, float]
 
 
 def counter_names() -> list[str]:
-    """The counters that metrics are made of."""
+    """The names of the counters in the formulas of all metrics."""
     return sorted({name for metric in METRICS for name in _NAME.findall(metric.counter)})
 
 
 def count(jobs: Sequence[Job], limit: float) -> list[dict[str, float]]:
-    """The metrics of each job's launch, counted in a process that ``ncu`` watches.
+    """The metrics of each job, counted while ``ncu`` profiles a process that launches it.
 
     Raises:
         CountersError: there is no ``ncu``, it may not count, or the process took longer than
@@ -213,20 +212,20 @@ def count(jobs: Sequence[Job], limit: float) -> list[dict[str, float]]:
         command = [tool, "--csv", "--print-units", "base", "--metrics", ",".join(counter_names())]
         command += [sys.executable, "-m", "minidnn.lab.counters", str(path)]
         try:
-            ended = subprocess.run(
+            process = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=limit
             )
         except subprocess.TimeoutExpired:
             raise CountersError(f"ncu took longer than {limit:g} s") from None
     kernels = [[call.launch.source.name for call in job.calls] for job in jobs]
-    return assigned(kernels, read(ended.stdout + ended.stderr))
+    return assigned(kernels, read(process.stdout + process.stderr))
 
 
 def read(text: str) -> list[Counted]:
-    """What ``ncu --csv`` printed, launch by launch.
+    """Parses the output of ``ncu --csv``, launch by launch.
 
     Raises:
-        CountersError: it counted nothing; its own reason is told.
+        CountersError: it counted nothing; the text quotes its reason.
     """
     if "ERR_NVGPUCTRPERM" in text:
         raise CountersError(
@@ -237,8 +236,8 @@ def read(text: str) -> list[Counted]:
     lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
-        told = [line for line in lines if line.startswith("==ERROR==")] or lines[-1:]
-        raise CountersError(f"ncu counted nothing: {' '.join(told) or 'it printed nothing'}")
+        messages = [line for line in lines if line.startswith("==ERROR==")] or lines[-1:]
+        raise CountersError(f"ncu counted nothing: {' '.join(messages) or 'it printed nothing'}")
     rows = csv.DictReader(line for line in lines[start:] if line.startswith('"'))
     if missing := [name for name in _COLUMNS if name not in (rows.fieldnames or ())]:
         raise CountersError(f"what ncu printed has no columns {', '.join(missing)}")
@@ -256,19 +255,19 @@ def read(text: str) -> list[Counted]:
 
 
 def assigned(jobs: Sequence[Sequence[str]], found: Sequence[Counted]) -> list[dict[str, float]]:
-    """The metrics of these jobs, each of one or several kernels, in their order; other launches
-    are passed over.  Of several kernels those of the one that takes longest stand for all, as most
-    metrics are shares that do not add up.
+    """The metrics of these jobs in their order, each of one or several kernels; other launches are
+    skipped.  Of several kernels, the metrics of the longest stand for all, as most are ratios that
+    do not add up.
 
     Raises:
         CountersError: a launch is missing.
     """
-    rest = iter(found)
+    counted = iter(found)
     metrics = []
     for kernels in jobs:
         launches = []
         for kernel in kernels:
-            launch = next((one for one in rest if one.kernel == kernel), None)
+            launch = next((one for one in counted if one.kernel == kernel), None)
             if launch is None:
                 raise CountersError(f"ncu saw no launch of {kernel}")
             launches.append(launch)
@@ -278,18 +277,18 @@ def assigned(jobs: Sequence[Sequence[str]], found: Sequence[Counted]) -> list[di
 
 
 def metrics_of(counts: Mapping[str, float]) -> dict[str, float]:
-    """Each metric whose counters were all read, and whose divisor is not 0."""
-    found = {}
+    """The value of each metric whose counters were all read, and whose divisor is not 0."""
+    values = {}
     for metric in METRICS:
         names = _NAME.findall(metric.counter)
         if not names or any(name not in counts for name in names):
             continue
         text = _NAME.sub(lambda match: repr(float(counts[match[0]])), metric.counter)
         try:
-            found[metric.name] = _value(ast.parse(text, mode="eval").body)
+            values[metric.name] = _value(ast.parse(text, mode="eval").body)
         except ZeroDivisionError:
             continue
-    return found
+    return values
 
 
 def _value(node: ast.expr) -> float:
@@ -300,12 +299,12 @@ def _value(node: ast.expr) -> float:
 
 
 def main(path: str) -> None:
-    """Each job of a file: what was measured before, so that results are not compared again."""
+    """Launches each job of a file, for ``ncu`` to profile.  Their results were checked before."""
     jobs: list[Job] = pickle.loads(Path(path).read_bytes())
     for job in jobs:
-        given, expected = arrays(job.operands)
+        operands, expected = arrays(job.operands)
         result = cupy().empty(expected.size, job.result)
-        bound(job, {**given, RESULT: result})()
+        bound(job, {**operands, RESULT: result})()
         cupy().cuda.Device().synchronize()
 
 

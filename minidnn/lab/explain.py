@@ -1,8 +1,9 @@
-"""Studies as text: their figures, what limits a step, which number says so, and what would help.
+"""Explains cells of a study, and prints studies as tables of text.
 
-Each rule reads figures of a cell as a study has it, counters where there are any, and says what it
-sees.  The first that sees something names the limit: faults of a launch, which make all other
-figures misleading, come before the parts of the machine, and what is left is waiting.
+An explanation is a limit, the figure that shows it, and advice.  Rules read the figures of a cell,
+hardware counters first, and are tried in order; the first that applies names the limit.  Faults of
+a launch come first, since they make all other figures misleading, then the parts of the machine.
+What remains is latency.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from .cpu.machine import CHAINS
 from .step import Ladder
 
 BUSY = 0.6
-"""A part that works for this share of the time is what one waits for."""
+"""The share of the time for which a part of the machine must work to be the limit."""
 _FEW_WARPS = 0.35
 _TAIL = 0.7
 _CONFLICTS = 1.5
 _SCATTERED, _WANTED = 8.0, 0.5
-"""Sectors that a warp touches, and the part of their bytes that it asked for: many sectors of which
-all is asked for are vectors."""
+"""An access is uncoalesced if a warp touches at least so many sectors, and asks for at most this
+part of their bytes.  Vector accesses touch as many sectors, but ask for all of their bytes."""
 _SCHEDULERS = 4
 _GATHERED = 0.5
 _NO_TURNS = {"shared": 0.0, "global": 0.0}
@@ -83,23 +84,24 @@ class Explanation:
 
 @dataclass(frozen=True)
 class _Figures:
-    """A cell, and the machine that it is of."""
+    """A cell of a study and its machine, as rules read them."""
 
     cell: Mapping[str, Any]
     machine: Mapping[str, Any]
 
     def counted(self, metric: str) -> float | None:
-        """What was counted of a metric; None where there are no counters."""
+        """The value of a metric from counters; None where there are none."""
         value = self.cell.get("counters", {}).get(metric)
         return None if value is None else float(value)
 
     def best(self, metric: str, calculated: str) -> tuple[float, str]:
-        """A figure and its source: counted if it was, else calculated."""
+        """A figure and its source: "ncu" if it was counted, else "model"."""
         counted = self.counted(metric)
         return (float(self.cell[calculated]), "model") if counted is None else (counted, "ncu")
 
     def busy(self) -> dict[str, tuple[float, str]]:
-        """The share of the time that each part of the machine works, and who says so."""
+        """The share of the time that each part of the machine is busy, and the source of the
+        figure."""
         seconds = self.cell.get("measured_seconds", self.cell["predicted_seconds"])
         parts = {
             part: (time / seconds, "model")
@@ -178,7 +180,7 @@ def _busiest(figures: _Figures) -> Explanation | None:
 
 
 def _accesses(figures: _Figures, name: str) -> Explanation | None:
-    """Why a part that moves data has more to do than it should."""
+    """The access pattern that makes a memory part do more than necessary; None if none does."""
     if (turns := figures.cell.get("load_turns")) is None:
         return None
     conflicts, source = figures.best("bank conflicts", "bank_conflicts")
@@ -228,10 +230,9 @@ def _waiting(figures: _Figures) -> Explanation:
 
 
 RULES: tuple[_Rule, ...] = (_too_few_blocks, _spills, _tail, _busiest, _few_warps, _waiting)
-
-"""Of launches on a GPU."""
+"""The rules for launches on a GPU, in order."""
 CPU_RULES: tuple[_Rule, ...] = (_empty_lanes, _gathers, _few_sums, _busiest, _waiting)
-"""Of kernels on a CPU."""
+"""The rules for kernels on a CPU, in order."""
 
 
 def explain(
@@ -254,11 +255,13 @@ def explain(
     """
     figures = _Figures(cell, machine)
     rules = CPU_RULES if "isa" in machine else RULES
-    found = next(one for rule in rules if (one := rule(figures)) is not None)
+    explanation = next(one for rule in rules if (one := rule(figures)) is not None)
     if ladder is None:
-        return found
-    step = next((one for one in ladder.after(cell["step"]) if found.limit in one.helps), None)
-    return Explanation(found.limit, found.evidence, found.source, step.name if step else None)
+        return explanation
+    step = next((one for one in ladder.after(cell["step"]) if explanation.limit in one.helps), None)
+    return Explanation(
+        explanation.limit, explanation.evidence, explanation.source, step.name if step else None
+    )
 
 
 Cell = Mapping[str, Any]
@@ -310,7 +313,7 @@ _CPU_MEASURED: tuple[_Column, ...] = (
 
 
 def model_error(cell: Cell) -> float:
-    """The metric of that name."""
+    """The metric "model error": predicted over measured time, or the inverse if that is larger."""
     times = (cell["predicted_seconds"], cell["measured_seconds"])
     return float(max(times) / min(times))
 
@@ -323,7 +326,7 @@ def table(study: Mapping[str, Any], ladder: Ladder | None = None) -> list[str]:
 
     Args:
         study: what :func:`model`, :func:`run` or :func:`load_study` gave.
-        ladder: that it is of; with it, what limits each step stands under what was measured.
+        ladder: of the study; with it, an explanation of each step follows its measurements.
 
     Returns:
         The lines, shape by shape; where a cell has no figures, the reason stands.
@@ -337,13 +340,13 @@ def table(study: Mapping[str, Any], ladder: Ladder | None = None) -> list[str]:
         if "libraries" not in document:
             lines += _lines(cells, _CPU if cpu else _MODEL)
             continue
-        found = document["libraries"][number]
-        rows = found.get("algorithms", [])
+        libraries = document["libraries"][number]
+        rows = libraries.get("algorithms", [])
         columns = (*_CPU_MEASURED, *_of_peak(machine)) if cpu else _MEASURED
         lines += _lines(cells, (*columns, *_ceiling(rows)))
         lines += _libraries(rows, cells, 1e9 if cpu else 1e12)
-        if "failed" in found:
-            lines += [f"  libraries: {found['failed']}"]
+        if "failed" in libraries:
+            lines += [f"  libraries: {libraries['failed']}"]
         if ladder is not None:
             lines += _explanations(cells, machine, ladder)
     if "why_not" in (counters := study.get("counters", {})):
@@ -352,7 +355,7 @@ def table(study: Mapping[str, Any], ladder: Ladder | None = None) -> list[str]:
 
 
 def best_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """The fastest cell of each step that was measured."""
+    """The fastest measured cell of each step."""
     best: dict[str, Cell] = {}
     for cell in cells:
         if "measured_seconds" in cell:
@@ -365,15 +368,16 @@ def best_cells(cells: Sequence[Cell]) -> list[Cell]:
 def _explanations(
     cells: Sequence[Cell], machine: Mapping[str, Any], ladder: Ladder
 ) -> Iterator[str]:
-    """What limits each step where it is fastest."""
+    """Explains the fastest cell of each step."""
     for cell in best_cells(cells):
-        told = f"{cell['step']} {_configuration(cell)}".rstrip()
-        text = f"{told}: {explain(cell, machine, ladder)}"
+        name = f"{cell['step']} {_configuration(cell)}".rstrip()
+        text = f"{name}: {explain(cell, machine, ladder)}"
         yield from wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _of_peak(machine: Mapping[str, Any]) -> tuple[_Column, ...]:
-    """The part of the measured peak: of operations, or of bytes where there are none."""
+    """A column with the share of the peak that was reached: operations a second, or bytes a second
+    where nothing is computed."""
 
     def share(cell: Cell) -> str:
         seconds = cell["measured_seconds"]
@@ -402,10 +406,10 @@ def _lines(cells: Sequence[Cell], columns: Sequence[_Column]) -> list[str]:
 
 
 def _configuration(cell: Cell) -> str:
-    """Block and parameters."""
-    own = [f"{name}={number}" for name, number in cell["parameters"].items()]
+    """The block and the parameters of a cell, as text."""
+    parameters = [f"{name}={number}" for name, number in cell["parameters"].items()]
     block = ["x".join(map(str, cell["block"]))] if cell["block"] else []
-    return " ".join([*block, *own])
+    return " ".join([*block, *parameters])
 
 
 def _reason(cell: Cell) -> list[str] | None:
@@ -415,8 +419,8 @@ def _reason(cell: Cell) -> list[str] | None:
 
 
 def _laid_out(heads: Sequence[Sequence[str]], bodies: Sequence[list[str]]) -> list[str]:
-    """Heads to the left, numbers to the right, the last column as it is; a body of one part is a
-    sentence."""
+    """Aligns a table: heads to the left, numbers to the right, the last column as it is.  A body of
+    one part is a sentence, which no column bounds."""
     left = [max(len(head[i]) for head in heads) for i in range(len(heads[0]))]
     full = [body for body in bodies if len(body) > 1]
     widths = [max(len(body[i]) for body in full) for i in range(len(full[0]))] if full else []
@@ -430,7 +434,8 @@ def _laid_out(heads: Sequence[Sequence[str]], bodies: Sequence[list[str]]) -> li
 
 
 def _libraries(rows: list[dict[str, Any]], cells: Sequence[Cell], unit: float) -> list[str]:
-    """Each algorithm of a library, its operations a second in such units."""
+    """The table of the libraries' algorithms; ``unit``: operations a second of the second
+    column."""
     if not rows:
         return []
     operations = next((cell["operations"] for cell in cells if "operations" in cell), 0)

@@ -1,5 +1,8 @@
-"""The fifteen graphs of a study, over blocks and parameters: each from times, the compiler, the
-model, or counters; or why it is missing."""
+"""The fifteen graphs of a study's cells, over blocks and parameters, or of one figure over another.
+
+A graph reads times, compiler output, or hardware counters.  Where nothing was counted, it shows the
+figure that the model calculates instead.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ _BY = Scale("block, parameters")
 
 
 def configuration(cell: Cell) -> str:
-    """Block and parameters of a cell, in a few letters."""
-    own = [f"{name[:1]}{number}" for name, number in cell["parameters"].items()]
+    """The block and the parameters of a cell, abbreviated: ``16x16 G8``."""
+    parameters = [f"{name[:1]}{number}" for name, number in cell["parameters"].items()]
     block = ["x".join(map(str, cell["block"]))] if cell["block"] else []
-    return " ".join([*block, *own]) or "-"
+    return " ".join([*block, *parameters]) or "-"
 
 
 def _milliseconds(cell: Cell, machine: Mapping[str, Any]) -> float | None:
@@ -59,7 +62,8 @@ def _cycles(cell: Cell, machine: Mapping[str, Any]) -> float | None:
 
 
 def _even(cell: Cell, machine: Mapping[str, Any]) -> float | None:
-    """The share of the time in which a multiprocessor has blocks, were all blocks alike."""
+    """The percentage of the time in which an average multiprocessor has blocks, if all blocks take
+    equally long."""
     if "grid" not in cell:
         return None
     each = prod(cell["grid"]) / machine["multiprocessors"]
@@ -67,7 +71,7 @@ def _even(cell: Cell, machine: Mapping[str, Any]) -> float | None:
 
 
 def _filled(cell: Cell, machine: Mapping[str, Any]) -> float | None:
-    """The occupancy, less the places that the last wave of blocks leaves empty."""
+    """The occupancy in percent, reduced by the slots that the last wave of blocks leaves empty."""
     if "waves" not in cell:
         return None
     return float(100 * cell["occupancy"] * cell["waves"] / ceil(cell["waves"]))
@@ -102,17 +106,17 @@ def _issued(cell: Cell, machine: Mapping[str, Any]) -> float | None:
 
 @dataclass(frozen=True)
 class StudyGraph:
-    """A graph.
+    """A graph of the cells of a shape.
 
     Attributes:
         title: what it shows.
         see: what to look for in it.
-        y: the figure, and its axis.
-        x: None where it is drawn over configurations.
-        second: a name and a figure that is drawn beside ``y``, as rings.
-        calculated: the figure without counters, for studies that have none.
-        calculated_x: its ``x`` and ``x_axis`` where they differ.
-        calculated_second: what is then drawn beside it.
+        y: the figure on the vertical axis, ``y_axis``.
+        x: the figure on the horizontal axis, ``x_axis``; None to draw over configurations.
+        second: name and function of a second figure, which is drawn as rings.
+        calculated: replaces ``y`` in studies without counters.
+        calculated_x: replaces ``x`` and ``x_axis`` there, if they differ.
+        calculated_second: replaces the function of ``second`` there.
     """
 
     title: str
@@ -269,7 +273,7 @@ GRAPHS = (
 def graph_chart(
     graph: StudyGraph, cells: Sequence[Cell], machine: Mapping[str, Any]
 ) -> Chart | None:
-    """The graph of the cells of a shape, calculated where nothing was counted; None if there is
+    """The graph of a shape's cells, from counters or else from the model; None if there is
     neither."""
     if series := _series(graph, cells, machine):
         return _chart(graph, graph.title, series)
@@ -294,7 +298,7 @@ def _chart(graph: StudyGraph, title: str, series: dict[str, list[Dot]]) -> Chart
 
 
 def draw_graph(graph: StudyGraph, cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:
-    """The graph as a figure of a page; or why there is none."""
+    """The graph as a figure of an HTML page, or a figure that says why it is missing."""
     chart = graph_chart(graph, cells, machine)
     return figure(graph.title, "", _WHY_MISSING) if chart is None else chart_figure(chart)
 
@@ -305,15 +309,15 @@ def _series(
     series: dict[str, list[Dot]] = {}
     order = list(dict.fromkeys(configuration(cell) for cell in cells))
     for cell in sorted(cells, key=lambda cell: order.index(configuration(cell))):
-        place = configuration(cell) if graph.x is None else graph.x(cell, machine)
+        x = configuration(cell) if graph.x is None else graph.x(cell, machine)
         drawn = [("", graph.y)]
         if graph.second is not None:
             drawn.append((f"{graph.second[0]}, ", graph.second[1]))
         for name, figure_of in drawn:
             y = figure_of(cell, machine)
-            if y and place is not None:
-                told = f"{name}{configuration(cell)}: {y:.4g}"
-                dot = Dot(place, y, told, hollow=bool(name))
+            if y and x is not None:
+                label = f"{name}{configuration(cell)}: {y:.4g}"
+                dot = Dot(x, y, label, hollow=bool(name))
                 series.setdefault(cell["step"], []).append(dot)
     steps = dict.fromkeys(cell["step"] for cell in cells)
     return {step: series[step] for step in steps if step in series}

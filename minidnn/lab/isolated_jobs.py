@@ -1,4 +1,7 @@
-"""Jobs in a process of their own: what kills it, or never ends, is a finding and not the end."""
+"""Runs jobs in a process of their own, so that a job that crashes or hangs does not end a study.
+
+A job that kills its process, or exceeds its time limit, has a :class:`Failure` for a result.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 LIMIT_SECONDS = 60.0
-"""That a job may take; the first of a process has the time of its start, too."""
+"""Seconds that a job may take; the first job of a process also has :data:`_START_SECONDS`."""
 _START_SECONDS = 60.0
 
 
@@ -25,7 +28,7 @@ class Failure:
     Attributes:
         kind: "error" if it raised, "fault" if its process cannot go on, "limit" if it took too
             long.
-        text: what is known of it.
+        text: the error message, or how its process ended.
     """
 
     kind: str
@@ -33,14 +36,14 @@ class Failure:
 
 
 class FaultError(Exception):
-    """What a job raises when its process is of no more use."""
+    """A job raises this when its process cannot run any other job."""
 
 
 class IsolatedJobs(Generic[J, R]):
-    """Runs jobs one after the other in a process, and in a new one after it died or was ended.
+    """Runs jobs one after the other in one process, which it replaces if it dies or is killed.
 
     Args:
-        task: what is done with a job; it, jobs and results must be picklable.  A script that
+        task: is called with each job; it, jobs and results must be picklable.  A script that
             starts this needs ``if __name__ == "__main__":``, since processes are spawned.
         limit: seconds that a job may take.
     """
@@ -51,8 +54,8 @@ class IsolatedJobs(Generic[J, R]):
         self._pipe: Connection | None = None
 
     def run(self, jobs: Iterable[J]) -> Iterator[R | Failure]:
-        """The result of each job, or why it has none, in their order and as soon as it is there;
-        a job is asked for when the one before is done."""
+        """Yields the result of each job, or its failure, in their order and as soon as it is known.
+        The next job is drawn from ``jobs`` when the one before is done."""
         try:
             for job in jobs:
                 yield self._one(job)
@@ -65,21 +68,21 @@ class IsolatedJobs(Generic[J, R]):
             limit += _START_SECONDS
             self._start()
         assert self._pipe is not None
-        found: R | Failure
+        result: R | Failure
         try:
             self._pipe.send(job)
             if not self._pipe.poll(limit):
                 self._end()
                 return Failure("limit", f"no result within {self._limit:g} s")
-            found = self._pipe.recv()
+            result = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(_START_SECONDS)
             status = self._process.exitcode
             self._end()
             return Failure("fault", f"its process ended with status {status}")
-        if isinstance(found, Failure) and found.kind == "fault":
+        if isinstance(result, Failure) and result.kind == "fault":
             self._end()
-        return found
+        return result
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -101,9 +104,9 @@ def _serve(pipe: Connection, task: Callable[[Any], Any]) -> None:
         while True:
             job = pipe.recv()
             try:
-                found = task(job)
+                result = task(job)
             except FaultError as error:
-                found = Failure("fault", str(error))
+                result = Failure("fault", str(error))
             except Exception as error:
-                found = Failure("error", "".join(traceback.format_exception_only(error)).strip())
-            pipe.send(found)
+                result = Failure("error", "".join(traceback.format_exception_only(error)).strip())
+            pipe.send(result)

@@ -1,4 +1,7 @@
-"""A step on a GPU: compiled, checked beside the reference, and only then timed."""
+"""Measures a step on a GPU: compiles it, checks its result against the reference, then times it.
+
+Jobs run in a process of their own (:mod:`.isolated_jobs`), since a faulty kernel can end it.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +32,22 @@ from .isolated_jobs import FaultError
 from .operands import RESULT, Operands, WrongResultError, first_wrong
 
 _GUARD = 1024
-"""Numbers on both sides of a result that nobody may write."""
+"""Guard elements before and after a result, which kernels must not write."""
 _MOST_SHARED, _PLENTY = 8, 48 << 10  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _BETWEEN = 3  # cudaMemcpyDeviceToDevice
 
 
 @dataclass(frozen=True)
 class Job:
-    """A launch to be measured: plain data, whatever a step is made of.
+    """A step's launches on a shape, as plain data for the measuring process.
 
     Attributes:
-        calls: its kernels in their order, how they are launched, and what they are given.
-        symbols: of arrays of constant memory, and the operands that they hold.
+        calls: its kernel launches in their order, with their arguments.
+        symbols: mangled symbols of constant-memory arrays, and the operands that they hold.
         size: elements of the result.
-        operands: for it.
-        result: the type of the result, as NumPy calls it.
-        scratch: memory that kernels hand on: names, and how many floats.
+        operands: files of the operands and of the expected result.
+        result: NumPy's name of the result's dtype.
+        scratch: names and sizes, in floats, of the arrays that kernels pass on to each other.
     """
 
     calls: tuple[KernelCall, ...]
@@ -56,22 +59,22 @@ class Job:
 
     @property
     def launch(self) -> Launch:
-        """Of the kernel that the step is called after."""
+        """The launch of the main kernel, which has the step's name."""
         return self.calls[-1].launch
 
 
 def measure(job: Job) -> dict[str, Any]:
-    """What is measured of a step, as a part of a cell of a study.
+    """Checks and times a step; returns the measured part of a study's cell.
 
     Raises:
-        WrongResultError: the result is wrong, or something beside it was written.
-        FaultError: the GPU reports a fault, after which this process can do nothing more with it.
+        WrongResultError: the result is wrong, or guard elements were written.
+        FaultError: the GPU reports a fault, after which this process cannot use it any more.
     """
     try:
         with turn(cupy().cuda.runtime.getDevice()):
             run = run_once(job)
-            told = times(run)
-        return told | ({"machine_code": code} if (code := _machine_code(job)) else {})
+            row = times(run)
+        return row | ({"machine_code": code} if (code := _machine_code(job)) else {})
     except WrongResultError:
         _forget()  # operands may have been written, too
         raise
@@ -84,12 +87,12 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 def run_once(job: Job) -> Callable[[], object]:
-    """The step bound to its operands, after its first result was found right; raises as
-    :func:`measure` does."""
-    given, expected = arrays(job.operands)
-    whole = cupy().full(job.size + 2 * _GUARD, np.nan, job.result)
-    y = whole[_GUARD : _GUARD + job.size]
-    run = bound(job, {**given, RESULT: y})
+    """Binds the step to its operands and checks its first result; returns a function
+    that runs it again.  Raises as :func:`measure` does."""
+    operands, expected = arrays(job.operands)
+    guarded = cupy().full(job.size + 2 * _GUARD, np.nan, job.result)
+    y = guarded[_GUARD : _GUARD + job.size]
+    run = bound(job, {**operands, RESULT: y})
     try:
         with timing_stream() as stream:
             run()
@@ -97,7 +100,7 @@ def run_once(job: Job) -> Callable[[], object]:
         if (wrong := first_wrong(y, expected, job.operands.tolerance)) is not None:
             raise WrongResultError(f"the result is wrong: {wrong}")
         y[:] = np.nan
-        if not bool(cupy().isnan(whole).all()):
+        if not bool(cupy().isnan(guarded).all()):
             raise WrongResultError("memory beside the result was written")
         return run
     except _errors() as error:
@@ -107,15 +110,15 @@ def run_once(job: Job) -> Callable[[], object]:
 def times(
     run: Callable[[], object], repeat: Callable[[int], Callable[[], object]] | None = None
 ) -> dict[str, Any]:
-    """The times of what starts work on CuPy's current stream: their median with an interval, and
-    how they vary.  ``repeat`` is as of a :class:`Contestant`."""
+    """Times ``run``, which starts work on CuPy's current stream: the median with its confidence
+    interval, and the variability.  ``repeat``: see :class:`Contestant`."""
     seconds = [one * 1e-3 for one in sample(Contestant(run, repeat))]
     if not seconds:
         raise WrongResultError("it failed when it was timed")
-    found = median(seconds)
+    estimate = median(seconds)
     return {
-        "measured_seconds": found.value,
-        "measured_interval": [found.low, found.high],
+        "measured_seconds": estimate.value,
+        "measured_interval": [estimate.low, estimate.high],
         "variability": statistics.stdev(seconds) / statistics.fmean(seconds),
         "samples": len(seconds),
     }
@@ -135,12 +138,12 @@ def _forget() -> None:
 
 
 def arrays(operands: Operands) -> tuple[dict[str, Any], Any]:
-    """The operands, and what should come of them, on the GPU; those of the last call stay."""
+    """The operands and the expected result on the GPU; those of the last call stay cached."""
     if _kept != [operands]:
         _forget()
         _kept.append(operands)
-    given = {name: _uploaded(path) for name, path in operands.files.items()}
-    return given, _uploaded(operands.expected)
+    uploaded = {name: _uploaded(path) for name, path in operands.files.items()}
+    return uploaded, _uploaded(operands.expected)
 
 
 def _machine_code(job: Job) -> dict[str, int]:
@@ -153,8 +156,8 @@ def _arch() -> str:
 
 
 def bound(job: Job, given: dict[str, Any]) -> Callable[[], object]:
-    """The kernels on these arrays, the last one's arrays of constant memory filled, and scratch
-    memory full of NaN."""
+    """Binds the kernels to these arrays, fills the main kernel's constant memory, and fills scratch
+    arrays with NaN; returns a function that launches all kernels once."""
     scratch = {name: cupy().full(size, np.nan, np.float32) for name, size in job.scratch.items()}
     arrays = {**given, **scratch}
     textures = {name: _texture(arrays[name]) for name in _textures(job)}
@@ -183,7 +186,7 @@ def bound(job: Job, given: dict[str, Any]) -> Callable[[], object]:
     cupy().cuda.Device().synchronize()
 
     def run() -> None:
-        # Arrays, modules and textures stay as long as this function does.
+        # The closure keeps arrays, modules and textures alive.
         assert arrays is not None and textures is not None
         for _, function, launch, arguments in bound:
             function(launch.grid, launch.block, arguments, shared_mem=launch.shared_bytes)
@@ -192,16 +195,16 @@ def bound(job: Job, given: dict[str, Any]) -> Callable[[], object]:
 
 
 def _textures(job: Job) -> set[str]:
-    every = [one for call in job.calls for one in call.arguments]
-    return {one.operand for one in every if isinstance(one, Texture)}
+    arguments = [one for call in job.calls for one in call.arguments]
+    return {one.operand for one in arguments if isinstance(one, Texture)}
 
 
 def _texture(array: Any) -> Any:
-    """An array of floats as a texture without coordinates: a fetch by number, 0 outside."""
+    """An array of floats as a linear texture: it is fetched by index, and is 0 out of bounds."""
     texture, runtime = import_module("cupy.cuda.texture"), cupy().cuda.runtime
     kind = texture.ChannelFormatDescriptor(32, 0, 0, 0, runtime.cudaChannelFormatKindFloat)
-    where = {"arr": array, "chDesc": kind, "sizeInBytes": array.nbytes}
-    resource = texture.ResourceDescriptor(runtime.cudaResourceTypeLinear, **where)
+    source = {"arr": array, "chDesc": kind, "sizeInBytes": array.nbytes}
+    resource = texture.ResourceDescriptor(runtime.cudaResourceTypeLinear, **source)
     return texture.TextureObject(resource, texture.TextureDescriptor())
 
 
@@ -213,25 +216,26 @@ _MOST = 10
 
 
 def machine_code(cubin: bytes) -> dict[str, int]:
-    """How often each of the most frequent instructions stands in a compiled file, and all of them
-    as "all"; empty where there is no ``cuobjdump``, which comes with the CUDA toolkit."""
+    """Counts the most frequent instructions of a cubin, and all of them under "all"; empty where
+    there is no ``cuobjdump``, which comes with the CUDA toolkit."""
     if (tool := shutil.which("cuobjdump")) is None:
         return {}
     with TemporaryDirectory(prefix="minidnn-lab-") as folder:
         path = Path(folder) / "step.cubin"
         path.write_bytes(cubin)
         command = [tool, "--dump-sass", str(path)]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    return instructions(ended.stdout)
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return instructions(process.stdout)
 
 
 def instructions(text: str) -> dict[str, int]:
-    """The same of a listing.  Accesses to memory are told apart by their width, in bits."""
-    found: Counter[str] = Counter()
+    """Counts the instructions of a SASS listing; memory accesses of 64 and 128 bits count apart
+    from narrower ones."""
+    counts: Counter[str] = Counter()
     for name, suffixes in _LINE.findall(text):
         if name != "NOP":
             width = re.search(r"\.(64|128)\b", suffixes) if name in _ACCESSES else None
-            found[name + (width[0] if width else "")] += 1
-    if not found:
+            counts[name + (width[0] if width else "")] += 1
+    if not counts:
         return {}
-    return {**dict(found.most_common(_MOST)), "all": found.total()}
+    return {**dict(counts.most_common(_MOST)), "all": counts.total()}

@@ -1,10 +1,10 @@
-"""What a launch should cost on a described GPU, and what should limit it.
+"""The performance model of a kernel launch on a GPU: its time, its occupancy, and what limits it.
 
-Each part of the machine is given its work, spread over the multiprocessors as blocks are; the part
-that is busy longest is the limit, and all together set the time.  How many blocks a multiprocessor
-holds at once follows from what each takes of it.  Latencies and the rate of L2 are round figures of
-the architectures since Ampere.  Rates of stores to L2, of blocks that begin, and of a warp by
-itself were fitted to kernels on an H100.
+Each part of the machine (arithmetic, issue, load units, L2, memory) gets its share of the launch's
+work, spread over the multiprocessors as blocks are.  The part that is busy longest is the limit;
+all parts together set the time.  Occupancy follows from the threads, registers and shared memory of
+a block.  Latencies and the rate of L2 are round figures of the architectures since Ampere.  The
+rates of stores to L2, of block launches, and of a single warp were fitted to kernels on an H100.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ..errors import DeviceError
 from .access import PAIR, WARP, Access, Work
 
 MOST_THREADS = 1024
-"""Threads of a block."""
+"""The most threads of a block."""
 REGISTERS = 64 << 10
-"""Of a multiprocessor, and the most of a block."""
+"""Registers of a multiprocessor, which are also the most of a block."""
 MOST_REGISTERS = 255
-"""Of a thread."""
+"""The most registers of a thread."""
 _PARTITIONS = 4
 _REGISTER_UNIT, _SHARED_UNIT = 256, 128
 _SYSTEM_BYTES = 1 << 10
-"""Shared memory that each block takes for CUDA itself."""
+"""Shared memory that CUDA reserves for itself in each block, in bytes."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a multiprocessor holds at most: blocks, warps, and bytes of shared memory."""
+    """The most blocks, warps, and bytes of shared memory that a multiprocessor holds at once."""
 
     blocks: int
     warps: int
@@ -56,8 +56,8 @@ LIMITS = {
     (10, 0): Limits(32, 64, 228 << 10),
     (12, 0): Limits(24, 48, 100 << 10),
 }
-"""By compute capability.  Source: CUDA programming guide, "Technical Specifications per Compute
-Capability"."""
+"""Limits by compute capability.  Source: CUDA programming guide, "Technical Specifications per
+Compute Capability"."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Occupancy:
     """Blocks and warps that a multiprocessor holds at once.
 
     Attributes:
-        blocks: so many of a kernel.
-        warps: of these blocks.
-        most_warps: that it can hold of any kernel.
-        limit: what there would have to be more of: "warps", "registers", "shared memory", "blocks".
+        blocks: resident blocks of the kernel.
+        warps: warps of these blocks.
+        most_warps: the most warps that it can hold of any kernel.
+        limit: the resource that allows no more: "warps", "registers", "shared memory", "blocks".
     """
 
     blocks: int
@@ -78,7 +78,7 @@ class Occupancy:
 
     @property
     def fraction(self) -> float:
-        """The metric of that name: active warps over most warps."""
+        """The metric "theoretical occupancy": active warps over the most warps."""
         return self.warps / self.most_warps
 
 
@@ -101,25 +101,25 @@ def why_no_block(
         return f"a block of {threads} threads; valid are 1 to {MOST_THREADS}"
     if registers > MOST_REGISTERS:
         return f"{registers} registers a thread; there are at most {MOST_REGISTERS}"
-    # The hardware asks for registers as if each of its partitions held as many warps.
+    # The hardware allocates registers as if each of its partitions held equally many warps.
     warps = _up(_up(threads, WARP) // WARP, _PARTITIONS)
     if (asked := warps * _up(registers * WARP, _REGISTER_UNIT)) > REGISTERS:
         return f"{asked} registers a block; there are {REGISTERS}"
-    if shared_bytes > (most := limits_of(capability).block_bytes):
-        return f"{shared_bytes} bytes of shared memory a block; there are {most}"
+    if shared_bytes > (limit := limits_of(capability).block_bytes):
+        return f"{shared_bytes} bytes of shared memory a block; there are {limit}"
     return None
 
 
 def occupancy(
     capability: tuple[int, int], threads: int, registers: int, shared_bytes: int
 ) -> Occupancy:
-    """Of a kernel with so many threads a block, registers a thread and bytes of shared memory a
-    block; ValueError if not one block can run."""
+    """The occupancy of a kernel with ``threads`` and ``shared_bytes`` a block and ``registers`` a
+    thread; ValueError if not one block can run."""
     limits = limits_of(capability)
     if (reason := why_no_block(capability, threads, registers, shared_bytes)) is not None:
         raise ValueError(reason)
     warps = _up(threads, WARP) // WARP
-    # Registers are handed out to warps, from the part of them that a quarter of the cores has.
+    # Registers are allocated to whole warps, from the register file of one of four partitions.
     a_warp = _up(max(1, registers) * WARP, _REGISTER_UNIT)
     fitting = REGISTERS // _PARTITIONS // a_warp * _PARTITIONS
     most = {
@@ -137,28 +137,37 @@ def _up(number: int, unit: int) -> int:
 
 
 _SCHEDULERS = 4
-"""Warp instructions that a multiprocessor issues in a cycle."""
+"""Warp schedulers of a multiprocessor, each of which issues an instruction in a cycle."""
 _L2_BYTES, _L2_STORED = 32, 12.5
-"""That a multiprocessor gets of L2 in a cycle while all ask, and that it can write there."""
+"""Bytes that a multiprocessor reads from L2 in a cycle while all do, and that it writes to L2."""
 _LAUNCHED = 0.83
-"""Blocks that begin in a cycle, of the whole GPU."""
+"""Blocks that the whole GPU launches in a cycle."""
 _ALONE = 0.6
 """Instructions that a warp issues in a cycle when it has a scheduler for itself."""
 _L1_BYTES = 192 << 10
 _MEMORY_CYCLES = 540
-"""From L2 to memory and back, beside those to L2."""
+"""Latency of memory in cycles, beyond that of L2."""
 _TENSOR_MULTIPLY_ADDS = 16 * 8 * 16
 _OF_TENSOR_CORES = {(9, 0): 0.63}
-"""What a warp's own instructions reach of tensor cores that are made for those of four warps.
-Source: Luo and others, "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via
-Microbenchmarking", 2024."""
+"""The share of the tensor cores' peak that single-warp instructions (mma) reach on hardware that is
+made for warp groups of four (wgmma), by compute capability.  Source: Luo and others, "Benchmarking
+and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024."""
 _START = 2e-6
 """Seconds from one kernel's end to the next one's first instruction."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """A launch on a machine, as the model sees it."""
+    """The model's view of a launch on a machine.
+
+    Attributes:
+        launch: grid, block and dynamic shared memory.
+        machine: the GPU.
+        resources: registers, spills and static shared memory, as compiled.
+        work: memory accesses and instructions of the launch.
+        operations: floating-point operations of the computation.
+        sizes: elements of each operand and scratch array, by name.
+    """
 
     launch: Launch
     machine: Machine
@@ -169,7 +178,7 @@ class Prediction:
 
     @cached_property
     def occupancy(self) -> Occupancy:
-        """Of the launch, dynamic and static shared memory together."""
+        """The occupancy of the launch, for its dynamic and static shared memory together."""
         x, y, z = self.launch.block
         shared_bytes = self.launch.shared_bytes + self.resources.shared_bytes
         registers = self.resources.registers
@@ -182,13 +191,13 @@ class Prediction:
 
     @property
     def waves(self) -> float:
-        """Blocks over those that the GPU holds at once."""
+        """The launch's blocks over the blocks that the GPU holds at once."""
         return self.blocks / (self.occupancy.blocks * self.machine.multiprocessors)
 
     @cached_property
     def bytes_moved(self) -> dict[str, float]:
-        """By level: those of the sectors that warps touch in L1, those that blocks ask L2 for,
-        and those of memory."""
+        """Bytes by level: of the sectors that warps touch in L1, of those that blocks ask L2 for,
+        and of memory."""
         reads = [one for one in self._global if not one.store]
         stores = [one for one in self._global if one.store]
         written = 32 * sum(one.sectors for one in stores)
@@ -202,11 +211,11 @@ class Prediction:
         }
 
     def _least(self, operand: str) -> float:
-        """An operand is read or written once, and once a wave if waves go through all of it and L2
-        cannot keep it."""
+        """The most bytes of memory that an operand needs: its size, once; or once for each wave, if
+        every wave streams through it and L2 cannot keep it."""
         size = self._bytes_of(operand)
-        kept = size <= self.machine.cache_bytes or operand not in self.work.streams
-        return size * (1 if kept else max(1, ceil(self.waves)))
+        stays_in_l2 = size <= self.machine.cache_bytes or operand not in self.work.streams
+        return size * (1 if stays_in_l2 else max(1, ceil(self.waves)))
 
     def _bytes_of(self, operand: str) -> float:
         number = next(one.bytes for one in self._global if one.operand == operand)
@@ -214,46 +223,46 @@ class Prediction:
 
     @cached_property
     def is_kept(self) -> bool:
-        """Whether all operands lie in L2, as they do when a kernel runs again and again."""
+        """Whether L2 keeps all operands between the launches of a kernel that runs repeatedly."""
         names = {one.operand for one in self._global}
         return sum(map(self._bytes_of, names)) <= self.machine.cache_bytes
 
     @property
     def precision(self) -> str:
-        """Of the numbers that lie in memory: "float16" if any are that, else "float32"."""
+        """The dtype in global memory: "float16" if any operand has it, else "float32"."""
         return "float16" if any(one.bytes == 2 for one in self._global) else "float32"
 
     @cached_property
     def coalescing(self) -> float:
-        """The metric of that name, over all loads: of the sectors that they get, the part that
-        they asked for."""
+        """The metric of that name, over all loads: bytes that they ask for over bytes of the
+        sectors that they get."""
         return _coalescing([one for one in self._global if not one.store])
 
     @cached_property
     def store_coalescing(self) -> float:
-        """The same over all stores."""
+        """The metric "coalescing", over all stores."""
         return _coalescing([one for one in self._global if one.store])
 
     @cached_property
     def bank_conflicts(self) -> float:
-        """The metric of that name; 1 without shared memory, too."""
+        """The metric of that name; 1 if there is no shared memory."""
         shared = [one for one in self.work.accesses if one.space == "shared"]
         least = sum(one.least_wavefronts for one in shared)
         return sum(one.wavefronts for one in shared) / least if least else 1.0
 
     @cached_property
     def sectors_a_request(self) -> float:
-        """The metric of that name, over all loads."""
+        """The metric "sectors a request", over all loads."""
         return _sectors_a_request([one for one in self._global if not one.store])
 
     @cached_property
     def sectors_a_store(self) -> float:
-        """The same over all stores."""
+        """The metric "sectors a request", over all stores."""
         return _sectors_a_request([one for one in self._global if one.store])
 
     @cached_property
     def load_turns(self) -> dict[str, float]:
-        """Turns of the load units, by the space that they go to."""
+        """Wavefronts of the load units, by address space."""
         spaces = ("global", "shared")
         return {
             space: sum(one.wavefronts for one in self.work.accesses if one.space == space)
@@ -268,11 +277,11 @@ class Prediction:
     def limits(self) -> dict[str, float]:
         """Seconds that each part of the machine would take by itself."""
         machine, work = self.machine, self.work
-        # The busiest multiprocessor has this many blocks, and all would have so many.
+        # The busiest multiprocessor's share of all blocks: the time is its own.
         share = ceil(self.blocks / machine.multiprocessors) / self.blocks
         cycle = 1 / machine.hertz
         lanes = machine.peak_operations / (2 * machine.multiprocessors * machine.hertz) / 32
-        turns = sum(self.load_turns.values()) + self._spilled
+        wavefronts = sum(self.load_turns.values()) + self._spilled
         stored = [one for one in self._global if one.store]
         read = self.bytes_moved["L2"] - 32 * sum(one.sectors for one in stored)
         written = PAIR * sum(one.pairs for one in stored)
@@ -282,7 +291,7 @@ class Prediction:
             * share
             * cycle,
             "issue": (work.instructions + self._spilled) / _SCHEDULERS * share * cycle,
-            "load units": turns * share * cycle,
+            "load units": wavefronts * share * cycle,
             "L2": ((read + self._spilled_beyond) / _L2_BYTES + written / _L2_STORED)
             * share
             * cycle,
@@ -293,26 +302,26 @@ class Prediction:
 
     @property
     def _warps(self) -> int:
-        """Of a block."""
+        """Warps of a block."""
         return -(-prod(self.launch.block) // WARP)
 
     @property
     def _spilled_beyond(self) -> float:
-        """Bytes of spilled registers that go to L2, since L1 cannot keep what is written of all
-        threads; as many are written as read."""
+        """Bytes of spilled registers that go to L2, where L1 cannot keep those that all resident
+        threads write.  Half of ``spill_bytes`` are stores, the others loads."""
         threads = self.occupancy.blocks * prod(self.launch.block)
         beyond = threads * self.resources.spill_bytes / 2 > _L1_BYTES
         return 4 * WARP * self._spilled * beyond
 
     @property
     def _spilled(self) -> float:
-        """Warp instructions that write or read a spilled register: each is a turn, too."""
+        """Warp instructions that store or load a spilled register; each is also one wavefront."""
         words = self.resources.spill_bytes / 4
         return self.blocks * self._warps * self.work.repeats * words
 
     @property
     def _products(self) -> float:
-        """Instructions of tensor cores that a multiprocessor does in a cycle."""
+        """Tensor-core instructions that a multiprocessor executes in a cycle."""
         machine = self.machine
         reached = _OF_TENSOR_CORES.get(machine.capability, 1.0)
         each = machine.tensor_operations / (2 * machine.multiprocessors * machine.hertz)
@@ -327,16 +336,16 @@ class Prediction:
     def seconds(self) -> float:
         """The predicted time.
 
-        Parts of a multiprocessor overlap, but not wholly: what they take is the root of the sum of
-        their squares.  Waves of blocks follow each other, the last with fewer blocks; few warps
-        cannot use all of a multiprocessor, and a wave also takes at least what one of its blocks
-        waits and works by itself.
+        The parts of a multiprocessor overlap imperfectly: together they take the root of the sum of
+        the squares of their times.  Waves of blocks follow each other, the last with fewer blocks.
+        A few warps cannot fill the issue slots of a multiprocessor, and a wave takes at least the
+        latencies and the work of one block by itself.
         """
         parts = self.limits
         most = ceil(self.blocks / self.machine.multiprocessors)
         busy = sqrt(sum(parts[name] ** 2 for name in ("arithmetic", "load units", "L2"))) / most
         issue, waiting = parts["issue"] / most, parts["latency"] / ceil(self.waves)
-        used = self._warps * _ALONE / _SCHEDULERS  # of what is issued, by one block
+        used = self._warps * _ALONE / _SCHEDULERS  # share of the issue slots that one block fills
 
         def wave(blocks: int) -> float:
             together = hypot(blocks * busy, blocks * issue / min(1.0, blocks * used))
@@ -348,11 +357,11 @@ class Prediction:
 
     @property
     def intensity(self) -> float:
-        """The metric operational intensity, with the bytes of memory."""
+        """The metric "operational intensity", over the bytes of memory."""
         return self.operations / self.bytes_moved["memory"]
 
     def attainable(self, intensity: float) -> float:
-        """Under the roof of the units that compute: tensor cores where they are used."""
+        """Operations a second under the roofline: tensor cores', where they are used."""
         return roofline_of(self.machine, bool(self.work.tensor_products)).attainable(intensity)
 
     def record(self) -> dict[str, Any]:
@@ -396,10 +405,10 @@ def _sectors_a_request(accesses: Sequence[Access]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class PredictionOfSeveral:
-    """Kernels that run one after the other.
+    """The model's view of a step with several kernels, which run one after the other.
 
-    Times, bytes and turns add up; what does not, such as occupancy, is that of the kernel that
-    takes longest.
+    Times, bytes and wavefronts add up; figures that do not, such as occupancy, are those of the
+    kernel that takes longest.
     """
 
     kernels: tuple[Prediction, ...]
@@ -441,23 +450,23 @@ def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Roofline:
-    """The two roofs of a device: operations a second, and bytes a second."""
+    """The two roofs of a device: peak operations a second, and bandwidth in bytes a second."""
 
     operations: float
     bandwidth: float
 
     @property
     def ridge(self) -> float:
-        """Operations a byte above which computing limits, and below which memory does."""
+        """The operational intensity above which arithmetic limits, and below which memory does."""
         return self.operations / self.bandwidth
 
     def attainable(self, intensity: float) -> float:
-        """Operations a second at so many operations a byte."""
+        """Attainable operations a second at an operational intensity."""
         return min(self.operations, intensity * self.bandwidth)
 
 
 def roofline_of(machine: Machine, tensor_cores: bool = False) -> Roofline:
-    """A GPU's in float32, or of its tensor cores in float16, with the bandwidth that copies
-    reach."""
+    """The roofline of a GPU in float32, or of its tensor cores in float16, with the bandwidth that
+    copies reach."""
     peak = machine.tensor_operations if tensor_cores else machine.peak_operations
     return Roofline(peak, machine.bandwidth)

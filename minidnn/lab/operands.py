@@ -1,4 +1,7 @@
-"""The sizes of what a kernel computes, the numbers it is given, and where a result is wrong."""
+"""Shapes of convolutions and products, their operands and references, and the check of a result.
+
+Operands are drawn once for each shape and kept in files, which measuring processes read.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from .step import Block, Ladder
 
 @dataclass(frozen=True)
 class ConvolutionShape:
-    """Images and filters; stride, padding and dilation are the same along both axes."""
+    """The sizes of a convolution; stride, padding and dilation are the same along both axes."""
 
     batch: int
     channels: int
@@ -50,7 +53,7 @@ class ConvolutionShape:
 
     @property
     def taps(self) -> int:
-        """Numbers that one filter reads of one channel at one position."""
+        """Elements of the window: height by width."""
         return self.window_height * self.window_width
 
     @property
@@ -60,7 +63,7 @@ class ConvolutionShape:
 
     @property
     def operands(self) -> dict[str, int]:
-        """The elements of all that a step may read or write."""
+        """How many elements each operand has; a step reads or writes some of them."""
         return {
             "x": self.batch * self.channels * self.height * self.width,
             "w": self.filters * self.channels * self.taps,
@@ -70,15 +73,15 @@ class ConvolutionShape:
 
     @property
     def operations(self) -> int:
-        """A multiply-add counted as two; products with padding are counted, too."""
+        """Floating-point operations: two for each multiply-add, those with padding included."""
         return 2 * self.operands["y"] * self.terms
 
     def tiles(self, block: Block) -> tuple[int, int]:
-        """Blocks across and down that cover the plane of the result."""
+        """How many blocks cover the output plane, across and down."""
         return -(-self.out_width // block[0]), -(-self.out_height // block[1])
 
     def halo(self, block: Block) -> tuple[int, int]:
-        """What the outputs of a block need of a channel, across and down."""
+        """Extents of the input tile that the outputs of a block need: columns and rows."""
         return (
             (block[0] - 1) * self.stride + (self.window_width - 1) * self.dilation + 1,
             (block[1] - 1) * self.stride + (self.window_height - 1) * self.dilation + 1,
@@ -86,18 +89,18 @@ class ConvolutionShape:
 
 
 def convolve(shape: ConvolutionShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The result in float64; with a bias, it is added, and a ReLU follows."""
+    """Returns the reference result in float64; a bias, if there is one, is followed by a ReLU."""
     images = (shape.batch, shape.channels, shape.height, shape.width)
-    edge = (shape.padding, shape.padding)
-    x = np.pad(operands["x"].reshape(images).astype(np.float64), [(0, 0), (0, 0), edge, edge])
+    border = (shape.padding, shape.padding)
+    x = np.pad(operands["x"].reshape(images).astype(np.float64), [(0, 0), (0, 0), border, border])
     window = (shape.window_height, shape.window_width)
     w = operands["w"].reshape(shape.filters, shape.channels, *window).astype(np.float64)
     y = np.zeros((shape.batch, shape.filters, shape.out_height, shape.out_width))
-    step, past = shape.stride, shape.stride * np.array([shape.out_height, shape.out_width])
+    step, extent = shape.stride, shape.stride * np.array([shape.out_height, shape.out_width])
     for i, j in np.ndindex(*window):
         top, left = i * shape.dilation, j * shape.dilation
-        seen = x[:, :, top : top + past[0] : step, left : left + past[1] : step]
-        y += (w[:, :, i, j] @ seen.reshape(*seen.shape[:2], -1)).reshape(y.shape)
+        pixels = x[:, :, top : top + extent[0] : step, left : left + extent[1] : step]
+        y += (w[:, :, i, j] @ pixels.reshape(*pixels.shape[:2], -1)).reshape(y.shape)
     if "bias" in operands:
         y = np.maximum(y + operands["bias"].reshape(-1, 1, 1), 0.0)
     return y
@@ -105,7 +108,7 @@ def convolve(shape: ConvolutionShape, operands: Mapping[str, np.ndarray]) -> np.
 
 @dataclass(frozen=True)
 class ProductShape:
-    """The result's rows and columns, and products summed for each of its elements."""
+    """The M (rows), N (columns) and K (depth) extents of a matrix product."""
 
     rows: int = 4096
     columns: int = 4096
@@ -118,7 +121,7 @@ class ProductShape:
 
     @property
     def operands(self) -> dict[str, int]:
-        """The elements of both factors and of the result."""
+        """How many elements both factors and the result have."""
         rows, columns, depth = self.rows, self.columns, self.depth
         return {"a": rows * depth, "b": depth * columns, "y": rows * columns}
 
@@ -129,30 +132,32 @@ class ProductShape:
 
     @property
     def operations(self) -> int:
-        """A multiply-add counted as two."""
+        """Floating-point operations: two for each multiply-add."""
         return 2 * self.rows * self.columns * self.depth
 
 
 def multiply(shape: ProductShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The result in float64."""
+    """Returns the reference result in float64."""
     a = operands["a"].reshape(shape.rows, shape.depth).astype(np.float64)
     return a @ operands["b"].reshape(shape.depth, shape.columns).astype(np.float64)
 
 
 RESULT = "y"
-"""The operand that kernels write."""
+"""The name of the operand that kernels write."""
 _EPSILON = float(np.finfo(np.float32).eps)
 _HALF_EPSILON = float(np.finfo(np.float16).eps)
 _OF_TENSOR_CORES = 8
 
 
 def tolerance(shape: Any, halves: Collection[str] = ()) -> float:
-    """How far a result may be off, beside its largest element: two roundings, and those of the
-    sum, which add up like steps of a random walk.  A sum that grows to S in n steps has a deviation
-    of S √n ε / 6, and of some millions of elements one is five to six deviations off.
+    """The largest error of a result that is accepted, relative to its largest element.
 
-    A result in float16 is rounded to that, and its sums may be those of tensor cores, which cut
-    off instead of rounding, once for each eight products or more: these errors all add up.
+    It allows two roundings and those of the sum, which add up like steps of a random walk.  A sum
+    that grows to S in n steps has a standard deviation of S √n ε / 6, and among some millions of
+    elements one is off by five to six deviations.
+
+    A result in float16 is rounded to that dtype, and tensor cores may have truncated its sums
+    instead of rounding them, once for every eight products or more: these errors add up linearly.
     """
     if RESULT in halves:
         return _HALF_EPSILON / 2 + _EPSILON * (2 + shape.terms / _OF_TENSOR_CORES)
@@ -160,7 +165,7 @@ def tolerance(shape: Any, halves: Collection[str] = ()) -> float:
 
 
 def draw(names: Sequence[str], shape: Any, halves: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """Operands of a shape, those in ``halves`` in float16; the result is left out."""
+    """Draws random operands of a shape, those in ``halves`` in float16; the result is left out."""
     random = np.random.default_rng(0)
     drawn = {
         name: random.standard_normal(shape.operands[name], np.float32)
@@ -174,7 +179,7 @@ def draw(names: Sequence[str], shape: Any, halves: Collection[str] = ()) -> dict
 
 @dataclass(frozen=True)
 class Operands:
-    """Files of operands and of what should come of them, and how far a result may be off."""
+    """Files of operands and of the expected result, and the tolerance of the latter."""
 
     files: dict[str, Path]
     expected: Path
@@ -182,8 +187,8 @@ class Operands:
 
 
 class OperandFolder:
-    """Operands and results in files, which processes share; each is made once, when it is asked
-    for, and gone with this."""
+    """A temporary folder of operands and expected results, which processes share.  Each file is
+    made on first use; :meth:`close` removes all."""
 
     def __init__(self, ladder: Ladder) -> None:
         self._ladder = ladder
@@ -191,15 +196,15 @@ class OperandFolder:
         self._made: dict[tuple[Any, tuple[str, ...], frozenset[str]], Operands] = {}
 
     def of(self, names: Sequence[str], shape: Any, halves: Collection[str] = ()) -> Operands:
-        """What a step with these operands, some of them in float16, is given for a shape."""
-        given = tuple(sorted(name for name in names if name != RESULT))
-        key = (shape, given, frozenset(halves))
+        """The operands ``names`` of a step on a shape, of which ``halves`` are in float16."""
+        inputs = tuple(sorted(name for name in names if name != RESULT))
+        key = (shape, inputs, frozenset(halves))
         if key not in self._made:
-            operands = draw(given, shape, halves)
+            operands = draw(inputs, shape, halves)
             expected = self._ladder.reference(shape, operands).astype(np.float32)
             files = {name: self._save(name, array) for name, array in operands.items()}
-            kept = self._save(RESULT, expected)
-            self._made[key] = Operands(files, kept, tolerance(shape, halves))
+            expected_file = self._save(RESULT, expected)
+            self._made[key] = Operands(files, expected_file, tolerance(shape, halves))
         return self._made[key]
 
     def _save(self, name: str, array: np.ndarray) -> Path:
@@ -219,13 +224,13 @@ class OperandFolder:
 
 
 class WrongResultError(Exception):
-    """A kernel computes something else; it is not timed."""
+    """The result of a kernel is wrong, so that it is not timed."""
 
 
 def first_wrong(found: Any, expected: Any, tolerance: float) -> str | None:
-    """Where a result is wrong first, and in how many places; None if it is right.
+    """Describes the first wrong element and counts all of them; None if the result is right.
 
-    ``found`` is flat; both are arrays of NumPy, or both of CuPy; ``tolerance`` is that of
+    ``found`` is flat.  Both arrays are NumPy's, or both are CuPy's.  ``tolerance`` is that of
     :func:`tolerance`.
     """
     atol = tolerance * max(1.0, float(abs(expected).max()))

@@ -1,4 +1,7 @@
-"""A study, the ladders and their metrics, and what tuning found: HTML pages, and pictures."""
+"""HTML pages of studies, tunings, and the list of ladders; studies as SVG or PNG pictures.
+
+Pages need no script, no network and no other file.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,16 @@ from .tuner import StepTuning
 
 _ACROSS = 3
 _TWICE = 2.0
-"""Pixels for a unit of the picture, in PNG."""
+"""Pixels of the PNG for each SVG unit."""
 _PROBE = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">'
     f'<text y="15" font-family="{SHEET_FONTS}">{{}}</text></svg>'
 )
-"""A letter, which is not drawn where there is no font for it."""
+"""An SVG of one letter, which stays blank where no font is found; tells whether PNGs have text."""
 
 
 def listing_page(ladders: Iterable[Ladder]) -> str:
-    """All ladders with their steps, and the metrics."""
+    """The page of all ladders with their steps, and of the metrics."""
     return page("The laboratory", _listing(ladders))
 
 
@@ -60,7 +63,7 @@ def _listing(ladders: Iterable[Ladder]) -> Iterator[str]:
 
 
 def tuning_page(tuning: StepTuning, ladder: Ladder) -> str:
-    """The points that were tried, from fast to slow, and the model's view of them."""
+    """The page of a tuning: the measured points from fast to slow, and the model's predictions."""
     return page(f"{ladder.name}: {tuning.step}, tuned", _tuning(tuning))
 
 
@@ -114,7 +117,7 @@ def study_page(study: Mapping[str, Any], ladder: Ladder) -> str:
 
 
 def _reading(study: Mapping[str, Any], ladder: Ladder, measured: int) -> list[str]:
-    """What the page shows, and how; with what is to be seen in this study."""
+    """The introduction of a study's page: what it shows, how to read it, and its main result."""
     texts = [
         f"This page is a study of a ladder: {len(ladder.steps)} steps that compute the same on "
         f"{study['machine']['name']}, each with one idea more than the one before. "
@@ -150,10 +153,10 @@ def _parts(study: Mapping[str, Any], ladder: Ladder) -> Iterator[str]:
     yield guide("How to read this", _reading(study, ladder, len(measured)))
     for number, shape in enumerate(study["shapes"]):
         cells = [cell for cell in study["cells"] if cell["shape"] == number]
-        told = ", ".join(f"{name} {size}" for name, size in shape.items())
-        found = study["libraries"][number] if "libraries" in study else {}
-        rows = found.get("algorithms", [])
-        yield details(f"Shape: {told}", _shape(cells, rows, machine, ladder), number == 0)
+        sizes = ", ".join(f"{name} {size}" for name, size in shape.items())
+        libraries = study["libraries"][number] if "libraries" in study else {}
+        rows = libraries.get("algorithms", [])
+        yield details(f"Shape: {sizes}", _shape(cells, rows, machine, ladder), number == 0)
     yield heading("All shapes under the roofline")
     yield _roofline([cell for cell in study["cells"] if "predicted_seconds" in cell], machine)
     if example := ladder.example():
@@ -200,7 +203,7 @@ def _shape(
 
 
 def fastest_predicted(cells: Sequence[Cell]) -> list[Cell]:
-    """The cell of each step that should be fastest."""
+    """The cell of each step with the least predicted time."""
     best: dict[str, Cell] = {}
     for cell in cells:
         other = best.setdefault(cell["step"], cell)
@@ -212,15 +215,17 @@ def fastest_predicted(cells: Sequence[Cell]) -> list[Cell]:
 def ladder_rates(
     best: Sequence[Cell], rows: list[dict[str, Any]], machine: Mapping[str, Any]
 ) -> tuple[list[Bar], dict[str, float]]:
-    """Operations a second, or bytes where there are none: a bar for each step, and what they are
-    to reach."""
+    """A bar for each step, in operations a second or, where nothing is computed, in bytes a second;
+    and the rates of libraries and of the roofline, as marks."""
     computes = bool(best[0]["operations"])
     work = float(best[0]["operations"] or best[0]["bytes"]["memory"])
     unit = "GFLOP/s" if computes else "GB/s"
-    found = []
+    bars_of_steps = []
     for cell in best:
         rate = work / _seconds(cell) / 1e9
-        found.append(Bar(cell["step"], rate, f"{rate:,.0f} {unit}, {1e3 * _seconds(cell):.4g} ms"))
+        bars_of_steps.append(
+            Bar(cell["step"], rate, f"{rate:,.0f} {unit}, {1e3 * _seconds(cell):.4g} ms")
+        )
     marks = {}
     if (ceiling := fastest(rows)) is not None:
         marks[f"{ceiling['name']}, the fastest exact one"] = (
@@ -234,7 +239,7 @@ def ladder_rates(
         marks["the roofline"] = best[0]["attainable_performance"] / 1e9
     else:
         marks["the rate of a copy"] = machine["bandwidth"] / 1e9
-    return found, dict(sorted(marks.items(), key=lambda mark: mark[1]))
+    return bars_of_steps, dict(sorted(marks.items(), key=lambda mark: mark[1]))
 
 
 def _row(cell: Cell, machine: Mapping[str, Any], ladder: Ladder) -> list[str]:
@@ -252,10 +257,10 @@ def _row(cell: Cell, machine: Mapping[str, Any], ladder: Ladder) -> list[str]:
 
 
 def _libraries(rows: list[dict[str, Any]]) -> str:
-    told = []
+    table_rows = []
     for row in rows:
         seconds = row.get("measured_seconds")
-        told.append(
+        table_rows.append(
             [
                 row["name"],
                 row["precision"],
@@ -266,11 +271,11 @@ def _libraries(rows: list[dict[str, Any]]) -> str:
             ]
         )
     head = ["algorithm", "precision", "ms", "workspace MB", "deterministic", "why not"]
-    return table(head, told, ("why not",))
+    return table(head, table_rows, ("why not",))
 
 
 def prediction(cells: Sequence[Cell]) -> Chart:
-    """Predicted beside measured times."""
+    """The chart of predicted over measured times."""
     series: dict[str, list[Dot]] = {}
     for cell in cells:
         dot = Dot(
@@ -288,23 +293,23 @@ def prediction(cells: Sequence[Cell]) -> Chart:
 
 
 def _roofline(cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:
-    """All steps, and shapes, under the roof."""
+    """The roofline chart of all cells."""
     series: dict[str, list[Dot]] = {}
     roofs: list[tuple[float, float]] = []
     for cell in cells:
         if not cell["operations"]:
             continue
         at, reached = cell["operational_intensity"], cell["operations"] / _seconds(cell) / 1e9
-        told = f"shape {cell['shape']}, {configuration(cell)}: {reached:.4g} GFLOP/s"
-        series.setdefault(cell["step"], []).append(Dot(at, reached, told))
+        label = f"shape {cell['shape']}, {configuration(cell)}: {reached:.4g} GFLOP/s"
+        series.setdefault(cell["step"], []).append(Dot(at, reached, label))
         roofs.append((at, cell["attainable_performance"]))
     if not series:
         return paragraph("Nothing is computed, so there is no roofline: bytes alone count.")
     peak = machine.get("peak_operations") or max(height for _, height in roofs)
     roof = Roofline(peak, machine["bandwidth"])
     low, high = min(at for at, _ in roofs) / 2, max(at for at, _ in roofs) * 2
-    places = sorted({low, high, min(max(roof.ridge, low), high)})
-    line = [(at, roof.attainable(at) / 1e9) for at in places]
+    intensities = sorted({low, high, min(max(roof.ridge, low), high)})
+    line = [(at, roof.attainable(at) / 1e9) for at in intensities]
     axes = (Scale("FLOP a byte of memory", log=True), Scale("GFLOP/s", log=True))
     see = (
         "Each point is a step with a shape and a block. The closer to the line, the less is left; "
@@ -316,8 +321,8 @@ def _roofline(cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:
 def _machine_code(cell: Cell) -> str:
     if not (code := cell.get("machine_code")):
         return "The study has no summary of its machine code: there was no cuobjdump."
-    told = ", ".join(f"{count} {name}" for name, count in code.items() if name != "all")
-    return f"Its machine code has {code['all']} instructions, most of them {told}."
+    counts = ", ".join(f"{count} {name}" for name, count in code.items() if name != "all")
+    return f"Its machine code has {code['all']} instructions, most of them {counts}."
 
 
 def _steps(study: Mapping[str, Any], ladder: Ladder) -> Iterator[str]:
@@ -335,8 +340,8 @@ def _steps(study: Mapping[str, Any], ladder: Ladder) -> Iterator[str]:
             )
         if (before := ladder.before(step)) is not None:
             lines = (before.text.splitlines(), step.text.splitlines())
-            found = difflib.unified_diff(*lines, before.name, step.name, lineterm="", n=1)
-            parts.append(details(f"Difference to {before.name}", [difference(found)]))
+            diff = difflib.unified_diff(*lines, before.name, step.name, lineterm="", n=1)
+            parts.append(details(f"Difference to {before.name}", [difference(diff)]))
         parts.append(code(step.text))
         yield details(f"{step.name}: {step.title}", parts)
 
@@ -370,23 +375,23 @@ def save_plot(path: str | os.PathLike[str], study: Mapping[str, Any], ladder: La
 
 
 def study_plot(study: Mapping[str, Any], ladder: Ladder) -> str:
-    """The picture, as SVG."""
+    """A study as one SVG picture; see :func:`save_plot`."""
     parts = []
     for number, shape in enumerate(study["shapes"]):
         cells = [cell for cell in study["cells"] if cell["shape"] == number]
-        told = ", ".join(f"{name} {size}" for name, size in shape.items())
+        sizes = ", ".join(f"{name} {size}" for name, size in shape.items())
         if pictures := list(_pictures(study, number, cells)):
-            parts.append((told, pictures))
+            parts.append((sizes, pictures))
     title = f"{ladder.title}, on {study['machine']['name']}"
     return sheet(title, parts, _ACROSS)
 
 
 def _pictures(study: Mapping[str, Any], number: int, cells: list[Any]) -> list[tuple[str, str]]:
     known = [cell for cell in cells if "predicted_seconds" in cell and "failed" not in cell]
-    found = study["libraries"][number] if "libraries" in study else {}
+    libraries = study["libraries"][number] if "libraries" in study else {}
     pictures: list[tuple[str, str]] = []
     if best := best_cells(cells) or fastest_predicted(known):
-        rates = ladder_rates(best, found.get("algorithms", []), study["machine"])
+        rates = ladder_rates(best, libraries.get("algorithms", []), study["machine"])
         pictures.append(("The ladder", bar_picture(*rates)))
     if measured := [cell for cell in cells if "measured_seconds" in cell]:
         charts: list[Chart | None] = [prediction(measured)]
@@ -396,7 +401,7 @@ def _pictures(study: Mapping[str, Any], number: int, cells: list[Any]) -> list[t
 
 
 def _drawn(text: str) -> bytes:
-    """The picture as PNG."""
+    """Renders an SVG picture as PNG."""
     try:
         drawer = import_module("resvg_py")
     except ImportError as error:

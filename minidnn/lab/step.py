@@ -1,4 +1,8 @@
-"""A step of a ladder: a text of one idea, what it is about, and its parameters."""
+"""Ladders, their steps, and the points at which a study evaluates them.
+
+A step is a kernel's source text with one idea more than the step before it.  A point is a step with
+a block and numbers for its parameters.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,12 @@ import numpy as np
 from ..errors import UnsupportedError
 
 KERNELS = Path(__file__).parent / "kernels"
-"""The texts of the steps that come with minidnn, in a folder for each ladder."""
+"""The folder of the built-in steps' source texts; it has a folder for each ladder."""
 Block = tuple[int, int]
-"""Threads of a block, across and down."""
+"""The threads of a block along x and y."""
 Parameters = Mapping[str, int]
 Choices = Mapping[str, int | Sequence[int]]
-"""Numbers for parameters, or several of them to be tried."""
+"""A number for each parameter, or several numbers to be tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,7 @@ class LadderStep:
     Attributes:
         name: of the step, and of the kernel in its text.
         source: the text itself, or its file.
-        parameters: numbers that stand in the text under these names, and their defaults.
+        parameters: constants of the text with these names, and their defaults.
         helps: the limits, as :data:`.explain.ADVICE` names them, that its idea is about.
     """
 
@@ -45,12 +49,12 @@ class LadderStep:
 
     @cached_property
     def halves(self) -> frozenset[str]:
-        """The operands that lie in float16."""
+        """The operands that are stored in float16."""
         return frozenset()
 
     @cached_property
     def text(self) -> str:
-        """The text as it is."""
+        """The source text of the kernel."""
         if isinstance(self.source, str):
             return self.source
         try:
@@ -72,7 +76,7 @@ class LadderStep:
 
     @property
     def expectation(self) -> str:
-        """What should come of it."""
+        """What to expect of its speed."""
         return self._paragraphs[2].removeprefix("Expect: ")
 
     @cached_property
@@ -80,36 +84,37 @@ class LadderStep:
         lines = itertools.takewhile(
             lambda line: line.startswith("//"), self.text.strip().splitlines()
         )
-        whole = "\n".join(line.removeprefix("//").strip() for line in lines)
-        found = [" ".join(part.split()) for part in whole.split("\n\n")]
-        if len(found) != 3:
+        comment = "\n".join(line.removeprefix("//").strip() for line in lines)
+        texts = [" ".join(paragraph.split()) for paragraph in comment.split("\n\n")]
+        if len(texts) != 3:
             raise UnsupportedError(
-                f"step {self.name}: its text begins with {len(found)} paragraphs of comment; valid "
+                f"step {self.name}: its text begins with {len(texts)} paragraphs of comment; valid "
                 "are three, between lines of //: title, idea, and what to expect"
             )
-        return found
+        return texts
 
     def with_own(self, parameters: Parameters | None) -> dict[str, int]:
-        """Its parameters, those that are given in place of its own; others are not its."""
-        given = parameters or {}
-        return {name: given.get(name, number) for name, number in self.parameters.items()}
+        """Its parameters, with those of ``parameters`` in place of its defaults; names that it does
+        not have are ignored."""
+        replaced = parameters or {}
+        return {name: replaced.get(name, number) for name, number in self.parameters.items()}
 
     def variants(self, choices: Choices | None) -> list[dict[str, int]]:
-        """Its parameters with each combination of the numbers that are given for them."""
-        given = choices or {}
-        several = {
-            name: (one,) if isinstance(one := given.get(name, number), int) else tuple(one)
+        """Its parameters with each combination of the numbers that ``choices`` has for them."""
+        asked = choices or {}
+        numbers_of = {
+            name: (one,) if isinstance(one := asked.get(name, number), int) else tuple(one)
             for name, number in self.parameters.items()
         }
         return [
-            dict(zip(several, numbers, strict=True))
-            for numbers in itertools.product(*several.values())
+            dict(zip(numbers_of, numbers, strict=True))
+            for numbers in itertools.product(*numbers_of.values())
         ]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A step, a block and all parameters of the step."""
+    """A step with a block and a number for each of its parameters: what a cell of a study is of."""
 
     step: Any
     block: Block
@@ -124,11 +129,11 @@ class Point:
 def points_of(
     steps: Sequence[Any], blocks: Sequence[Block], parameters: Choices | None
 ) -> list[Point]:
-    """Each step with each block and each combination of what is given for its parameters."""
+    """Each step with each block and each combination of the numbers for its parameters."""
     return [
-        Point(step, block, own)
+        Point(step, block, numbers)
         for step, block in itertools.product(steps, blocks)
-        for own in step.variants(parameters)
+        for numbers in step.variants(parameters)
     ]
 
 
@@ -137,13 +142,13 @@ class Ladder:
     """Kernels that compute the same, each a step beyond the one before.
 
     Attributes:
-        name: by which the command line knows it.
+        name: on the command line.
         title: what is computed.
-        shape: a default, whose fields are the numbers that make a shape.
+        shape: the default; its fields are the sizes that make a shape.
         steps: from the first to the last, all of one kind.
-        reference: the result in float64, of a shape and its operands by name.
-        shapes: others by their names, on which the ladder is measured.
-        example: a case that is worked out, as text; "" for none.
+        reference: returns the result in float64 for a shape and its operands by name.
+        shapes: other shapes by name, on which the ladder is measured.
+        example: returns a worked example as text; "" for none.
 
     >>> from minidnn import lab
     >>> ladder = lab.ladder_of("conv")
@@ -178,12 +183,12 @@ class Ladder:
         return self.steps[at - 1] if at else None
 
     def after(self, name: str) -> Iterator[Any]:
-        """The steps behind the one called ``name``."""
+        """The steps that follow the one called ``name``."""
         at = [step.name for step in self.steps].index(name)
         yield from self.steps[at + 1 :]
 
     def with_step(self, step: LadderStep, after: str = "") -> Ladder:
-        """This ladder and ``step``, at its end or behind the step called ``after``.
+        """This ladder and ``step``, at its end or after the step called ``after``.
 
         Raises:
             UnsupportedError: there is a step of its name, none called ``after``, or it runs on

@@ -1,6 +1,7 @@
-"""Studies: what the model says, what was measured of steps in another process, and their files.
+"""Studies: predictions and measurements of a ladder's steps as plain data, and their files.
 
-A device has what studies need of it: its description, the model, and measuring.
+A study has a cell for each step, block, parameters and shape.  A :class:`LabDevice` holds the
+functions that a study needs for its device: the model, the measurement, and the ceilings.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ from .step import Block, Choices, Ladder, Point, points_of
 
 @dataclass(frozen=True)
 class LabDevice:
-    """A kind of device that steps run on.
+    """A kind of device that steps run on, as the functions that studies call.
 
     Attributes:
-        machine: describes this computer's.
-        predict: the model's view of points on a shape and a machine, or why they cannot run.
-        job: what is measured of a point on a shape, as plain data for another process.
+        machine: describes this computer's device.
+        predict: returns the model's predictions for points on a shape and a machine, or the
+            reasons why they cannot run.
+        job: makes the job of a point on a shape: plain data for the measuring process.
         measure: checks and times a job.
-        ceilings: each way in which a library, or the engine, computes a shape.
-        count: the metrics of jobs that hardware counters tell, within a limit of seconds; None
+        ceilings: measures the implementations of a shape in libraries and in the engine.
+        count: reads the metrics of jobs from hardware counters, within a limit of seconds; None
             where counters are not read.
     """
 
@@ -60,8 +62,8 @@ def machine() -> Machine:
 def predict(
     points: Sequence[Point], shape: Any, machine: Machine
 ) -> list[Prediction | PredictionOfSeveral | str]:
-    """The model's view of each point, or why it cannot be launched; kernels are compiled together,
-    for the registers that they take.
+    """The model's prediction for each point, or why it cannot be launched.  All kernels are
+    compiled together, since the model needs their registers.
 
     Raises:
         DeviceError: there is no NVRTC, or the limits of the machine are not known.
@@ -71,11 +73,12 @@ def predict(
         [] if reason else point.step.calls(shape, point.block, point.parameters)
         for point, reason in zip(points, reasons, strict=True)
     ]
-    sources = [call.launch.source for own in calls for call in own]
+    sources = [call.launch.source for launches in calls for call in launches]
     kernels = iter(compile_kernels(sources, machine.arch) if sources else [])
     return [
-        reason or _predicted(point, shape, machine, own, [next(kernels).resources for _ in own])
-        for point, reason, own in zip(points, reasons, calls, strict=True)
+        reason
+        or _predicted(point, shape, machine, launches, [next(kernels).resources for _ in launches])
+        for point, reason, launches in zip(points, reasons, calls, strict=True)
     ]
 
 
@@ -86,30 +89,32 @@ def _predicted(
     calls: Sequence[KernelCall],
     resources: Sequence[Resources],
 ) -> Prediction | PredictionOfSeveral | str:
-    step, where = point.step, (shape, point.block, point.parameters)
-    sizes = {**shape.operands, **step.scratch(*where)}
-    found = []
-    for call, taken, work in zip(calls, resources, step.works(*where), strict=True):
+    step, arguments = point.step, (shape, point.block, point.parameters)
+    sizes = {**shape.operands, **step.scratch(*arguments)}
+    predictions = []
+    for call, compiled, work in zip(calls, resources, step.works(*arguments), strict=True):
         x, y, z = call.launch.block
-        shared_bytes = call.launch.shared_bytes + taken.shared_bytes
-        reason = why_no_block(machine.capability, x * y * z, taken.registers, shared_bytes)
+        shared_bytes = call.launch.shared_bytes + compiled.shared_bytes
+        reason = why_no_block(machine.capability, x * y * z, compiled.registers, shared_bytes)
         if reason is not None:
             return reason
-        found.append(Prediction(call.launch, machine, taken, work, shape.operations, sizes))
-    return found[0] if len(found) == 1 else PredictionOfSeveral(tuple(found))
+        predictions.append(
+            Prediction(call.launch, machine, compiled, work, shape.operations, sizes)
+        )
+    return predictions[0] if len(predictions) == 1 else PredictionOfSeveral(tuple(predictions))
 
 
 def job(point: Point, shape: Any, machine: Machine, operands: Operands) -> Job:
-    """What is to be measured of a point."""
-    step, where = point.step, (shape, point.block, point.parameters)
-    calls = step.calls(*where)
+    """The measuring job of a point."""
+    step, arguments = point.step, (shape, point.block, point.parameters)
+    calls = step.calls(*arguments)
     return Job(
         tuple(calls),
         step.symbols(calls[-1].launch),
         shape.operands[RESULT],
         operands,
         "float16" if RESULT in step.halves else "float32",
-        step.scratch(*where),
+        step.scratch(*arguments),
     )
 
 
@@ -204,7 +209,7 @@ def recorded_studies() -> dict[str, Path]:
     """The files of the studies that come with minidnn, by ladder.
 
     Returns:
-        Paths, by the names of the ladders that they are of.
+        Paths, by the names of their ladders.
 
     >>> from minidnn import lab
     >>> sorted(lab.recorded_studies())
@@ -213,7 +218,7 @@ def recorded_studies() -> dict[str, Path]:
 
 
 def _damage(document: dict[str, Any]) -> str | None:
-    """What is missing, or of another kind than it should be."""
+    """The first entry of a study that is missing or has the wrong type; None if there is none."""
     for name, kind in _PARTS.items():
         if not isinstance(document.get(name), kind):
             return f"{name!r} is missing"
@@ -255,9 +260,9 @@ def study(
     machine: Any,
     parameters: Choices | None = None,
 ) -> dict[str, Any]:
-    """What the model says of each step with each block on each shape, or why it cannot be launched.
+    """Predicts each step with each block on each shape; a cell that cannot be launched says why.
 
-    ``parameters`` are those that are not as the steps have them; each step takes its own.
+    ``parameters`` replace the steps' defaults; each step takes those that it has.
 
     Raises:
         DeviceError: there is no compiler, or the limits of the machine are not known.
@@ -266,15 +271,17 @@ def study(
     points = points_of(steps, blocks, parameters)
     cells = []
     for number, shape in enumerate(shapes):
-        for point, found in zip(points, device.predict(points, shape, machine), strict=True):
+        for point, prediction in zip(points, device.predict(points, shape, machine), strict=True):
             head = {
                 "step": point.step.name,
                 "shape": number,
                 "block": list(point.block),
                 "parameters": point.parameters,
             }
-            told = {"why_not": found} if isinstance(found, str) else found.record()
-            cells.append({**head, **told})
+            figures = (
+                {"why_not": prediction} if isinstance(prediction, str) else prediction.record()
+            )
+            cells.append({**head, **figures})
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -299,10 +306,11 @@ def measured_study(
     counters: bool = False,
     tell: Tell = lambda line: None,
 ) -> dict[str, Any]:
-    """What :func:`study` says of this machine's device, and what was measured: in each cell,
-    and in ``libraries`` for each shape.  What failed has the reason in ``failed``.  ``limit``:
-    seconds that a cell may take; ``counters``: whether hardware counters are read; ``tell`` is
-    called with a line about what is going on.
+    """Predicts and measures steps on this machine's device.
+
+    Measurements are added to the cells of :func:`study`, and those of libraries to ``libraries``,
+    for each shape.  A cell that fails has the reason in ``failed``.  ``limit``: seconds that a cell
+    may take.  ``counters``: whether hardware counters are read.  ``tell``: receives progress lines.
 
     Raises:
         DeviceError: there is no such device, or no compiler for it.
@@ -317,8 +325,9 @@ def measured_study(
         )
         jobs: list[Any] = []
 
-        def made() -> Iterator[Any]:
-            """The job of each cell, when the one before is done."""
+        def make_jobs() -> Iterator[Any]:
+            """Yields the job of each cell when the one before is done; operands are made on
+            demand."""
             for (number, name), group in groupby(order, lambda one: (one["shape"], one["step"])):
                 cells, step, shape = list(group), ladder.step(name), shapes[number]
                 tell(f"shape {number}, {name}: {len(cells)} to be measured")
@@ -328,8 +337,8 @@ def measured_study(
                     jobs.append(device.job(point, shape, machine, operands))
                     yield jobs[-1]
 
-        found = IsolatedJobs(device.measure, limit).run(made())
-        for cell, one in zip(order, found, strict=True):
+        results = IsolatedJobs(device.measure, limit).run(make_jobs())
+        for cell, one in zip(order, results, strict=True):
             cell |= {"failed": one.text} if isinstance(one, Failure) else one
         counted = [pair for pair in zip(order, jobs, strict=True) if "failed" not in pair[0]]
         if counters:
@@ -343,13 +352,13 @@ def measured_study(
 def _count(
     device: LabDevice, counted: Sequence[tuple[dict[str, Any], Any]], limit: float
 ) -> dict[str, str]:
-    """Adds what was counted to cells, and tells by what; or why nothing was."""
+    """Adds counted metrics to cells; returns the name of the tool, or why nothing was counted."""
     assert device.count is not None
     try:
-        found = device.count([job for _, job in counted], limit * max(1, len(counted)))
+        counts = device.count([job for _, job in counted], limit * max(1, len(counted)))
     except CountersError as error:
         return {"why_not": str(error)}
-    for (cell, _), metrics in zip(counted, found, strict=True):
+    for (cell, _), metrics in zip(counted, counts, strict=True):
         cell["counters"] = metrics
     return {"tool": "ncu"}
 
@@ -361,10 +370,10 @@ def _place(steps: Sequence[Any], cell: dict[str, Any]) -> int:
 def _libraries(
     ladder: Ladder, shapes: Sequence[Any], folder: OperandFolder, limit: float
 ) -> list[Any]:
-    """For each shape the ceilings of the device, or why there are none."""
+    """The ceilings of the device for each shape, or why there are none."""
     names = ladder.steps[0].operands(ladder.shape)
     jobs = [CeilingJob(shape, folder.of(names, shape)) for shape in shapes]
-    found = IsolatedJobs(DEVICES[ladder.device].ceilings, limit).run(jobs)
+    results = IsolatedJobs(DEVICES[ladder.device].ceilings, limit).run(jobs)
     return [
-        {"failed": one.text} if isinstance(one, Failure) else {"algorithms": one} for one in found
+        {"failed": one.text} if isinstance(one, Failure) else {"algorithms": one} for one in results
     ]

@@ -1,4 +1,7 @@
-"""Which block and parameters of a step are fastest: measured, and remembered."""
+"""Tunes a step: searches the block and the parameters with which it is fastest on this machine.
+
+Results are kept in the cache folder, for the machine, the step's text, and the search.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ METHODS = ("guided", "random", "exhaustive")
 _VERSION = 1
 _BYTES = 1 << 20
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""By which parameters differ from a step's own, where none are given."""
+"""Multiples of a step's own parameters that are tried by default."""
 
 Runner = Callable[[Sequence[Any]], Iterable[Any]]
-"""What is measured of jobs: a part of a cell of a study, or a failure, for each."""
+"""Measures jobs: returns the measured part of a cell, or a failure, for each."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class StepTuning:
 
 
 def default_choices(step: Any) -> dict[str, list[int]]:
-    """Numbers from a quarter to four times a step's own, for each of its parameters."""
+    """For each parameter of a step, values from a quarter to four times its default."""
     return {
         name: sorted({max(1, int(number * factor)) for factor in _FACTORS})
         for name, number in step.parameters.items()
@@ -89,10 +92,11 @@ def tune_step(
     most: int = 16,
     seed: int = 0,
 ) -> StepTuning:
-    """Measures points of a step by a method, ``most`` of them unless it is "exhaustive".
+    """Measures at most ``most`` points of a step, or all of them if the method is "exhaustive".
 
-    "guided" tries those that the model thinks fastest, half of them, and then those that differ
-    least from the fastest so far; "random" draws, with ``seed``.  What is wrong is never kept.
+    "guided" spends half of the measurements on the points that the model predicts to be fastest,
+    and the others on the neighbours of the fastest so far.  "random" draws points, with ``seed``.
+    A tuning without a correct result is not cached.
     """
     if method not in METHODS:
         raise UnsupportedError(f"method={method!r}; valid are {', '.join(METHODS)}")
@@ -104,8 +108,8 @@ def tune_step(
     parts = (step.text, asdict(shape), asdict(machine), plan, method, most, seed)
     key = digest("lab tuning", _VERSION, ladder.name, json.dumps(parts))
     store = CacheStore("lab_tuning", ".json", _BYTES)
-    if (known := store.read(key)) is not None:
-        found = json.loads(known)
+    if (cached := store.read(key)) is not None:
+        found = json.loads(cached)
         return StepTuning(step.name, tuple(found["tried"]), found["refused"], True)
     predicted = device.predict(points, shape, machine)
     fitting = {
@@ -116,17 +120,19 @@ def tune_step(
         operands = folder.of(step.operands(shape), shape, step.halves)
         for batch in _batches(points, fitting, tried, method, most, seed):
             jobs = [device.job(points[at], shape, machine, operands) for at in batch]
-            for at, told in zip(batch, run(jobs), strict=True):
+            for at, measured in zip(batch, run(jobs), strict=True):
                 cell = {
                     "block": list(points[at].block),
                     "parameters": points[at].parameters,
                     "predicted_seconds": fitting[at],
                 }
-                tried[at] = cell | ({"failed": told.text} if isinstance(told, Failure) else told)
+                tried[at] = cell | (
+                    {"failed": measured.text} if isinstance(measured, Failure) else measured
+                )
     tuning = StepTuning(step.name, tuple(tried.values()), len(points) - len(fitting), False)
     if any("measured_seconds" in cell for cell in tuning.tried):
-        kept = {"tried": list(tuning.tried), "refused": tuning.refused}
-        store.put(key, json.dumps(kept).encode(), label=step.name)
+        document = {"tried": list(tuning.tried), "refused": tuning.refused}
+        store.put(key, json.dumps(document).encode(), label=step.name)
     return tuning
 
 
@@ -138,7 +144,7 @@ def _batches(
     most: int,
     seed: int,
 ) -> Iterator[list[int]]:
-    """Which points are measured, a batch after the other; ``tried`` grows meanwhile."""
+    """Yields the points to be measured, batch by batch; ``tried`` grows between batches."""
     order = sorted(fitting, key=lambda at: fitting[at])
     if not order:
         return
@@ -151,9 +157,9 @@ def _batches(
         yield order[: most // 2]
         timed = {at: c["measured_seconds"] for at, c in tried.items() if "measured_seconds" in c}
         best = min(timed, key=lambda at: float(timed[at]), default=order[0])
-        left = [at for at in order if at not in tried]
-        left.sort(key=lambda at: _differences(points[at], points[best]))
-        yield left[: most - most // 2]
+        untried = [at for at in order if at not in tried]
+        untried.sort(key=lambda at: _differences(points[at], points[best]))
+        yield untried[: most - most // 2]
 
 
 def _differences(one: Point, other: Point) -> int:

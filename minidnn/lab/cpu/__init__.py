@@ -1,1 +1,1 @@
-"""What the laboratory does on a CPU."""
+"""The laboratory on a CPU: ladders in ISPC, their model, and their measurement."""

@@ -1,7 +1,7 @@
-"""The steps of the ladders of convolutions and of copies on a CPU.
+"""The ladders of convolutions and of copies on a CPU: operand layouts, work, and refusals.
 
-The operands of a convolution lie in blocks of channels, and of each step it is said what it reads
-and computes.
+Most convolution steps use a channel-blocked layout: a block has as many channels, or filters, as a
+vector has lanes.  Each step has a function that returns its :class:`CpuWork` for the model.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ _WINOGRAD = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 
 def image(
     shape: ConvolutionShape, x: np.ndarray, lanes: int, border: int | None = None
 ) -> np.ndarray:
-    """Images: (batch, blocks of channels, rows, columns, lanes), with their border of zeros."""
+    """Packs images as (batch, channel blocks, rows, columns, lanes), with a border of zeros, by
+    default the padding."""
     planes = x.reshape(shape.batch, shape.channels, shape.height, shape.width)
     edge = (shape.padding if border is None else border,) * 2
     return _in_blocks(np.pad(planes, [(0, 0), (0, 0), edge, edge]), lanes)
 
 
 def result(shape: ConvolutionShape, y: np.ndarray, lanes: int) -> np.ndarray:
-    """The result: (batch, blocks of filters, rows, columns, lanes)."""
+    """Packs a result as (batch, filter blocks, rows, columns, lanes)."""
     return _in_blocks(
         y.reshape(shape.batch, shape.filters, shape.out_height, shape.out_width), lanes
     )
 
 
 def weights(shape: ConvolutionShape, w: np.ndarray, lanes: int) -> np.ndarray:
-    """Weights: (blocks of filters, channels, rows, columns, lanes)."""
+    """Packs weights as (filter blocks, channels, rows, columns, lanes)."""
     window = (shape.window_height, shape.window_width)
     filters = _filled(w.reshape(shape.filters, shape.channels, *window), 0, lanes)
     blocks = filters.reshape(-1, lanes, shape.channels, *window)
@@ -48,13 +49,13 @@ def weights(shape: ConvolutionShape, w: np.ndarray, lanes: int) -> np.ndarray:
 
 
 def bias(shape: ConvolutionShape, bias: np.ndarray, lanes: int) -> np.ndarray:
-    """A bias for each lane of each block of filters."""
+    """Pads a bias with zeros to whole filter blocks."""
     return _filled(bias, 0, lanes)
 
 
 def even_image(shape: ConvolutionShape, x: np.ndarray, lanes: int) -> np.ndarray:
-    """Images in blocks, with their border, and as many zeros behind as whole tiles of 2 x 2 outputs
-    read."""
+    """Packs images as :func:`image`, with more zeros at the end of rows and columns: as many
+    as whole tiles of 2 x 2 outputs read."""
     planes = x.reshape(shape.batch, shape.channels, shape.height, shape.width)
     down, across = ((shape.padding, shape.padding + size % 2) for size in sizes_of(shape))
     return _in_blocks(np.pad(planes, [(0, 0), (0, 0), down, across]), lanes)
@@ -66,7 +67,7 @@ def sizes_of(shape: ConvolutionShape) -> tuple[int, int]:
 
 
 def transformed_weights(shape: ConvolutionShape, w: np.ndarray, lanes: int) -> np.ndarray:
-    """Windows of 3 x 3, transformed: (blocks of filters, 16, channels, lanes)."""
+    """Packs the Winograd transforms of 3 x 3 windows as (filter blocks, 16, channels, lanes)."""
     windows = w.reshape(shape.filters, shape.channels, 3, 3).astype(np.float64)
     sixteen = (_WINOGRAD @ windows @ _WINOGRAD.T).reshape(shape.filters, shape.channels, 16)
     blocks = _filled(sixteen.astype(np.float32), 0, lanes)
@@ -82,19 +83,19 @@ def _in_blocks(planes: np.ndarray, lanes: int) -> np.ndarray:
 
 
 def _filled(array: np.ndarray, axis: int, lanes: int) -> np.ndarray:
-    """With zeros at the end of an axis, to whole blocks."""
+    """Pads the end of an axis with zeros to a multiple of ``lanes``."""
     missing = -array.shape[axis] % lanes
     return np.pad(array, [(0, missing if at == axis else 0) for at in range(array.ndim)])
 
 
 def scalar(shape: ConvolutionShape, parameters: Parameters, machine: CpuMachine) -> CpuWork:
-    """A product: two reads, four comparisons, places, and the loop."""
+    """Work without vectors: a product has two loads, four comparisons, addresses, and the loop."""
     products = shape.operations / 2
     return CpuWork(products, 2 * products, 12 * products, 1, 4.0 * sum(shape.operands.values()))
 
 
 def plane(shape: ConvolutionShape, parameters: Parameters, machine: CpuMachine) -> CpuWork:
-    """Vectors of columns, which a stride spreads."""
+    """Work with lanes along columns: a stride above 1 turns vector loads into gathers."""
     lanes = machine.lanes
     vectors = -(-shape.out_width // lanes)
     products = vectors * shape.out_height * shape.batch * shape.filters * shape.terms
@@ -113,7 +114,8 @@ def plane(shape: ConvolutionShape, parameters: Parameters, machine: CpuMachine) 
 
 
 def _vectors(shape: ConvolutionShape, lanes: int, positions: int) -> float:
-    """Vector multiply-adds where lanes are filters, and rows are computed in whole tiles."""
+    """How many vector multiply-adds are executed if lanes are filters, and rows are computed in
+    whole tiles of ``positions``."""
     columns = -(-shape.out_width // positions) * positions
     blocks = -(-shape.filters // lanes)
     return columns * shape.out_height * shape.batch * blocks * shape.terms
@@ -122,7 +124,8 @@ def _vectors(shape: ConvolutionShape, lanes: int, positions: int) -> float:
 def blocks(
     shape: ConvolutionShape, parameters: Parameters, machine: CpuMachine, *, gathered: bool = False
 ) -> CpuWork:
-    """One vector at a time: a number of the image, and a vector of weights."""
+    """Work with one accumulator: each product loads a float of the image and a vector of weights.
+    ``gathered``: weights are not packed, so that a vector of them is a gather."""
     products, lanes = _vectors(shape, machine.lanes, 1), machine.lanes
     read = lanes if gathered else 1
     return CpuWork(
@@ -137,7 +140,7 @@ def blocks(
 
 
 def tile(shape: ConvolutionShape, parameters: Parameters, machine: CpuMachine) -> CpuWork:
-    """Tiles of registers."""
+    """Work with a register tile of POSITIONS by VECTORS accumulators."""
     positions, vectors = parameters["POSITIONS"], parameters.get("VECTORS", 1)
     chunk = min(parameters.get("CHUNK", shape.channels), shape.channels)
     products = _vectors(shape, machine.lanes, positions)
@@ -154,8 +157,8 @@ def tile(shape: ConvolutionShape, parameters: Parameters, machine: CpuMachine) -
 
 
 def winograd(shape: ConvolutionShape, parameters: Parameters, machine: CpuMachine) -> CpuWork:
-    """Products of transformed tiles, and the transforms: 16 numbers of the image and 32 additions a
-    tile and channel, 16 and 24 back."""
+    """Work of Winograd F(2 x 2, 3 x 3): the products of transformed tiles, and the transforms, with
+    16 loads and 32 additions a tile and channel for the image, 16 and 24 for the result."""
     tiles, vectors = parameters["TILES"], parameters["VECTORS"]
     down, across = (shape.out_height + 1) // 2, (shape.out_width + 1) // 2
     groups = shape.batch * down * -(-across // tiles)
@@ -176,9 +179,9 @@ def winograd(shape: ConvolutionShape, parameters: Parameters, machine: CpuMachin
 def _weights_read(
     shape: ConvolutionShape, machine: CpuMachine, vectors: int, channels: int, terms: float
 ) -> float:
-    """Bytes of weights that come from beyond the first cache, where a group of filters does not
-    fit it; beside the operands, each once.  ``terms``: products that a tile of registers sums, of
-    all tiles."""
+    """Bytes that are read from beyond L1: all operands once, and the weights for each register tile
+    if those of a group of filters do not fit L1.  ``terms``: the sum over all register tiles of the
+    products that each sums."""
     once = 4.0 * sum(shape.operands.values())
     group = 4 * vectors * machine.lanes * channels * shape.taps
     if group <= machine.l1_bytes:
@@ -187,7 +190,7 @@ def _weights_read(
 
 
 PIECE = 1 << 14
-"""Floats of a task."""
+"""Floats that a task copies."""
 
 
 def _planes(shape: ConvolutionShape, parameters: Parameters, lanes: int) -> int:
@@ -213,7 +216,7 @@ def _numbers(shape: ConvolutionShape, lanes: int) -> dict[str, int]:
 
 
 def _no_tile(shape: ConvolutionShape, parameters: Parameters, lanes: int) -> str | None:
-    """Why tiles do not cover a result."""
+    """Why register tiles do not cover a result; None if they do."""
     positions, vectors = parameters["POSITIONS"], parameters.get("VECTORS", 1)
     if positions > shape.out_width:
         return f"POSITIONS={positions}; rows of the result have {shape.out_width}"
@@ -223,7 +226,7 @@ def _no_tile(shape: ConvolutionShape, parameters: Parameters, lanes: int) -> str
 
 
 def _even(shape: ConvolutionShape, lanes: int) -> dict[str, int]:
-    """Of tiles of 2 x 2 outputs."""
+    """The constants of a step with tiles of 2 x 2 outputs."""
     down, across = (-(-size // 2) for size in sizes_of(shape))
     sizes = {"EVEN_HEIGHT": 2 * down + 2, "EVEN_WIDTH": 2 * across + 2}
     return _numbers(shape, lanes) | {"TILES_DOWN": down, "TILES_ACROSS": across} | sizes
@@ -234,7 +237,7 @@ def _lines(shape: ConvolutionShape, parameters: Parameters, lanes: int) -> int:
 
 
 def _no_winograd(shape: ConvolutionShape, parameters: Parameters, lanes: int) -> str | None:
-    """Why there are no tiles of a shape that are transformed."""
+    """Why the Winograd step refuses a shape; None if it does not."""
     window = (shape.window_height, shape.window_width)
     if (*window, shape.stride, shape.dilation) != (3, 3, 1, 1):
         return (
@@ -250,8 +253,8 @@ def _no_winograd(shape: ConvolutionShape, parameters: Parameters, lanes: int) ->
     return None
 
 
-def _step(name: str, **given: Any) -> IspcStep:
-    return IspcStep(name=name, source=KERNELS / "convolution_cpu" / f"{name}.ispc", **given)
+def _step(name: str, **fields: Any) -> IspcStep:
+    return IspcStep(name=name, source=KERNELS / "convolution_cpu" / f"{name}.ispc", **fields)
 
 
 _MOST_STACK = 1 << 20
@@ -293,7 +296,7 @@ CONVOLUTION_CPU = Ladder(
 
 @dataclass(frozen=True)
 class CopyShape:
-    """Pieces of 16,384 floats that are copied."""
+    """The size of a copy, in pieces of 16,384 floats."""
 
     pieces: int = 2048
 
@@ -303,12 +306,12 @@ class CopyShape:
 
     @property
     def piece(self) -> int:
-        """Floats of a piece."""
+        """Floats in each piece."""
         return PIECE
 
     @property
     def terms(self) -> int:
-        """A copy rounds nothing."""
+        """0: nothing is summed, so nothing is rounded."""
         return 0
 
     @property
@@ -317,12 +320,12 @@ class CopyShape:
 
     @property
     def operations(self) -> int:
-        """None."""
+        """0: no arithmetic."""
         return 0
 
 
 def copied(shape: CopyShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The result in float64."""
+    """Returns the reference result of a copy, in float64."""
     return operands["x"].astype(np.float64)
 
 
@@ -331,7 +334,8 @@ def _tasks(shape: CopyShape, parameters: Parameters, lanes: int) -> int:
 
 
 def _copy_work(floats: int, lanes: int, gathered: float = 0.0) -> CpuWork:
-    """A read, a write, and half of the loop for each vector; gathers read each lane."""
+    """Work of a copy: a load, a store, and half of the loop for each vector; ``gathered`` vectors
+    are loaded and stored lane by lane."""
     vectors = floats / lanes
     reads = vectors * (2 * lanes if gathered else 2)
     return CpuWork(0.0, reads, reads + vectors, CHAINS, 8.0 * floats, gathered, lanes)
@@ -355,9 +359,9 @@ def _uneven(shape: CopyShape, parameters: Parameters, lanes: int) -> str | None:
     return f"STRIDE={parameters['STRIDE']}; {PIECE // lanes} vectors of a piece are no multiple"
 
 
-def _copy_step(name: str, **given: Any) -> IspcStep:
+def _copy_step(name: str, **fields: Any) -> IspcStep:
     return IspcStep(
-        name=name, source=KERNELS / "memory_cpu" / f"{name}.ispc", tasks=_tasks, **given
+        name=name, source=KERNELS / "memory_cpu" / f"{name}.ispc", tasks=_tasks, **fields
     )
 
 

@@ -1,8 +1,9 @@
-"""A CPU as studies describe it, and what a kernel should cost on it, and what should limit it.
+"""The performance model of a kernel on a CPU: its time, and what limits it.
 
-Each part of the machine is given its work, and the part that is busy longest sets the time.  Peak
-and bandwidths are the machine's, as they are measured; how many reads, instructions and waiting
-sums go with a multiply-add are round figures of x86 since Haswell, not fitted to any kernel.
+Each part of the machine (multiply-add units, load units, issue, L2, memory) gets its share of the
+work, and the part that is busy longest sets the time.  Peak and bandwidths are measured on the
+machine.  The loads and instructions that a core executes in the time of a multiply-add, and the
+accumulators that hide its latency, are round figures of x86 since Haswell, not fitted to a kernel.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ from ..model import Roofline
 from ..step import Point
 
 _READS = 1.0
-"""Vectors that are read in the time of a multiply-add."""
+"""Vector loads that a core executes in the time of a multiply-add."""
 _INSTRUCTIONS = 3.0
-"""Instructions that are issued in that time."""
+"""Instructions that a core issues in the time of a multiply-add."""
 CHAINS = 8
-"""Sums that go on at once so that none waits for its last product."""
+"""Independent accumulators that hide the latency of a multiply-add."""
 _START = 3e-6
-"""Seconds until all threads have begun, and ended."""
+"""Seconds to start all threads and to wait for them."""
 
 
 @dataclass(frozen=True)
 class CpuMachine:
-    """A processor.
+    """A processor, as studies describe it.
 
     Attributes:
         name: of the processor.
         threads: that share the work.
         isa: "avx512" or "avx2".
-        peak_operations: float32 operations a second of multiply-adds on registers, as measured.
-        bandwidth: bytes a second that are read plus written in a copy, as measured.
-        l2_bandwidth: bytes a second that all threads read from their second caches, as measured.
-        l1_bytes, l2_bytes, l3_bytes: of a core's first and second cache, and of the shared one.
+        peak_operations: measured float32 operations a second of multiply-adds on registers.
+        bandwidth: measured bytes a second that a copy reads plus writes.
+        l2_bandwidth: measured bytes a second that all threads together read from their L2 caches.
+        l1_bytes, l2_bytes, l3_bytes: sizes of a core's L1 and L2, and of the shared L3.
     """
 
     name: str
@@ -57,21 +58,22 @@ class CpuMachine:
 
     @property
     def lanes(self) -> int:
-        """Floats of a vector."""
+        """Floats in a vector register."""
         return self.instruction_set.lanes
 
     @property
     def vectors(self) -> float:
-        """Vector multiply-adds a second, of all threads."""
+        """Vector multiply-adds a second of all threads together."""
         return self.peak_operations / (2 * self.lanes)
 
 
 def this_cpu() -> CpuMachine:
-    """This computer's; DeviceError if it executes no known instruction set or has no ISPC."""
-    isa, found, rates = best_isa(), describe_machine(), measured_rates()
-    caches = found.caches
+    """Describes this computer's processor; DeviceError if it executes no known instruction set or
+    has no ISPC."""
+    isa, description, rates = best_isa(), describe_machine(), measured_rates()
+    caches = description.caches
     return CpuMachine(
-        name=found.processor,
+        name=description.processor,
         threads=rates.threads,
         isa=isa.name,
         peak_operations=rates.peak(isa.name),
@@ -85,15 +87,15 @@ def this_cpu() -> CpuMachine:
 
 @dataclass(frozen=True)
 class CpuWork:
-    """What a kernel does, in instructions of all threads together.
+    """The instructions that all threads of a kernel execute together.
 
     Attributes:
-        multiply_adds: of vectors, or of single numbers where lanes are not used.
-        reads: of vectors and of single numbers; a gather counts for each of its lanes.
-        instructions: in all.
-        chains: sums that go on at once.
-        near_bytes: read from the second cache, or from further away.
-        gathered: the part of the reads that gathers do.
+        multiply_adds: vector instructions, or scalar ones where lanes are not used.
+        reads: vector and scalar loads; a gather counts once for each of its lanes.
+        instructions: all instructions.
+        chains: independent accumulators of a thread.
+        near_bytes: bytes that are read from L2 or from beyond it.
+        gathered: the share of ``reads`` that are lanes of gathers.
         lanes: floats that a multiply-add computes.
     """
 
@@ -107,7 +109,7 @@ class CpuWork:
 
 
 def least_work(sizes: Mapping[str, int], operations: int, machine: CpuMachine) -> CpuWork:
-    """What any kernel must do: read and write each operand once, and compute in whole vectors."""
+    """The least that any kernel must do: load or store each operand once, with full vectors."""
     products, floats = operations / 2 / machine.lanes, sum(sizes.values())
     reads = floats / machine.lanes
     return CpuWork(products, reads, products + reads, CHAINS, 4.0 * floats, lanes=machine.lanes)
@@ -115,8 +117,7 @@ def least_work(sizes: Mapping[str, int], operations: int, machine: CpuMachine) -
 
 @dataclass(frozen=True, eq=False)
 class CpuPrediction:
-    """A kernel on a machine, as the model sees it; ``sizes``: elements of what it reads and
-    writes."""
+    """The model's view of a kernel on a machine; ``sizes``: elements of each operand, by name."""
 
     machine: CpuMachine
     work: CpuWork
@@ -126,24 +127,24 @@ class CpuPrediction:
 
     @property
     def bytes(self) -> int:
-        """Of all operands, each once."""
+        """Bytes of all operands, each once."""
         return 4 * sum(self.sizes.values())
 
     @cached_property
     def limits(self) -> dict[str, float]:
         """Seconds that each part of the machine would take by itself."""
         machine, work = self.machine, self.work
-        # Tasks are handed out whole: the busiest thread has this share of them.
+        # Tasks are indivisible: the time is that of the busiest thread, relative to an even split.
         share = -(-self.tasks // machine.threads) * machine.threads / self.tasks
         slot = share / machine.vectors
-        kept = self.bytes <= machine.l3_bytes
+        fits_l3 = self.bytes <= machine.l3_bytes
         return {
             "arithmetic": work.multiply_adds * slot,
             "load units": work.reads / _READS * slot,
             "issue": work.instructions / _INSTRUCTIONS * slot,
             "latency": work.multiply_adds * max(1.0, CHAINS / work.chains) * slot,
             "L2": work.near_bytes * share / machine.l2_bandwidth,
-            "memory": self.bytes / (machine.l2_bandwidth if kept else machine.bandwidth),
+            "memory": self.bytes / (machine.l2_bandwidth if fits_l3 else machine.bandwidth),
         }
 
     @property
@@ -177,7 +178,7 @@ class CpuPrediction:
 
 
 def predict(points: Sequence[Point], shape: Any, machine: CpuMachine) -> list[CpuPrediction | str]:
-    """The model's view of each point, or why it cannot run."""
+    """The model's prediction for each point, or why it cannot run."""
     return [point.why_not(shape, machine) or _predicted(point, shape, machine) for point in points]
 
 

@@ -1,4 +1,7 @@
-"""A step on a CPU: compiled, checked and timed; and what the engine needs for the same."""
+"""Measures a step on a CPU: compiles it, checks its result, and times it.
+
+The engine's own algorithms for the same convolution are measured in the same way, as ceilings.
+"""
 
 from __future__ import annotations
 
@@ -35,23 +38,23 @@ from .machine import CpuMachine
 
 _SAMPLES, _LEAST_QUIET = 30, 8
 _SAMPLE_SECONDS = 3e-4
-"""Short, so that others seldom strike one."""
+"""A short sample is seldom disturbed by other processes."""
 _BUDGET_SECONDS = 2.0
 _FEW = 4
-"""Images of so few channels are read as they lie."""
+"""The engine reads images of at most so many channels in NCHW layout."""
 
 
 @dataclass(frozen=True)
 class CpuJob:
-    """A kernel to be measured: plain data, whatever a step is made of.
+    """A step's kernel on a shape, as plain data for the measuring process.
 
     Attributes:
-        kernel: its text.
-        isa: what it is compiled for.
-        tasks: how many there are.
-        threads: that share them.
+        kernel: the source that is compiled.
+        isa: name of the instruction set that it is compiled for.
+        tasks: how many tasks the kernel has.
+        threads: how many threads share them.
         names: of its operands, in their order.
-        operands: as they lie, and what should come of them.
+        operands: files of the packed operands and of the packed expected result.
     """
 
     kernel: KernelSource
@@ -63,16 +66,16 @@ class CpuJob:
 
 
 def job(point: Point, shape: Any, machine: CpuMachine, operands: Operands) -> CpuJob:
-    """What is to be measured of a point; its packed operands lie beside those that they are of."""
+    """The measuring job of a point; packed operands are saved in the folder of the originals."""
     step, lanes = point.step, machine.lanes
 
     def packed(name: str, path: Path) -> Path:
         if name not in step.packs:
             return path
-        kept = path.with_name(f"{step.name}-{path.name}")
-        if not kept.exists():
-            np.save(kept, step.packed(name, shape, np.load(path), lanes))
-        return kept
+        target = path.with_name(f"{step.name}-{path.name}")
+        if not target.exists():
+            np.save(target, step.packed(name, shape, np.load(path), lanes))
+        return target
 
     files = {name: packed(name, path) for name, path in operands.files.items()}
     return CpuJob(
@@ -86,10 +89,10 @@ def job(point: Point, shape: Any, machine: CpuMachine, operands: Operands) -> Cp
 
 
 def measure(job: CpuJob) -> dict[str, Any]:
-    """What is measured of a kernel, as a part of a cell of a study.
+    """Checks and times a kernel; returns the measured part of a study's cell.
 
     Raises:
-        WrongResultError: the result is wrong, or something beside it was written.
+        WrongResultError: the result is wrong, or memory next to it was written.
     """
     pool = Pool(job.threads)
     try:
@@ -100,7 +103,8 @@ def measure(job: CpuJob) -> dict[str, Any]:
 
 
 def checked(job: CpuJob, pool: Pool) -> Callable[[], None]:
-    """What runs a kernel, whose result is right; WrongResultError if it is not."""
+    """Compiles a kernel and checks its result; returns a function that runs it again.  Raises
+    WrongResultError as :func:`measure` does."""
     (kernel,) = compile_kernels([job.kernel], usable_isa(job.isa))
     expected = np.load(job.operands.expected)
     buffers = {
@@ -108,21 +112,21 @@ def checked(job: CpuJob, pool: Pool) -> Callable[[], None]:
     }
 
     def bound(result: AlignedMemory) -> Callable[[], None]:
-        places = tuple(Operand(slot) for slot in range(len(job.names)))
-        program = NativeProgram([BoundKernel(kernel, places, job.tasks)], len(places), pool=pool)
-        given = {**buffers, RESULT: result}
-        addresses = [given[name].address for name in job.names]
+        slots = tuple(Operand(slot) for slot in range(len(job.names)))
+        program = NativeProgram([BoundKernel(kernel, slots, job.tasks)], len(slots), pool=pool)
+        by_name = {**buffers, RESULT: result}
+        addresses = [by_name[name].address for name in job.names]
 
         def run() -> None:
-            assert given  # the buffers stay as long as this function does
+            assert by_name  # the closure keeps the buffers alive
             program.run(addresses)
 
         return run
 
     guarded = AlignedMemory(expected.nbytes, Guard.END)
     bound(guarded)()
-    found = guarded.array("f4", (expected.size,))
-    if (wrong := first_wrong(found, expected, job.operands.tolerance)) is not None:
+    result_array = guarded.array("f4", (expected.size,))
+    if (wrong := first_wrong(result_array, expected, job.operands.tolerance)) is not None:
         raise WrongResultError(f"the result is wrong: {wrong}")
     if guarded.stray_write() is not None:
         raise WrongResultError("memory beside the result was written")
@@ -130,16 +134,19 @@ def checked(job: CpuJob, pool: Pool) -> Callable[[], None]:
 
 
 def filled(array: np.ndarray) -> AlignedMemory:
-    """Memory with these numbers."""
+    """Aligned memory that holds a copy of an array, in float32."""
     buffer = AlignedMemory(array.nbytes)
     buffer.array("f4", array.shape)[:] = array
     return buffer
 
 
 def times(run: Callable[[], object], threads: int) -> dict[str, Any]:
-    """The times of ``run`` on so many threads: their median with an interval, how they vary, and
-    whether they were disturbed: where others held the cores most of the time, the fastest
-    eighth of all counts, since they make none faster."""
+    """Times ``run``, which uses ``threads`` threads: median, confidence interval, and variability.
+
+    Samples during which other processes held the cores are dropped.  If too few are left, the
+    result is marked as disturbed and comes from the fastest eighth of all samples, as a disturbance
+    makes no sample faster.
+    """
     start = time.perf_counter()
     run()
     run()
@@ -150,39 +157,39 @@ def times(run: Callable[[], object], threads: int) -> dict[str, Any]:
         for _ in range(count):
             run()
 
-    taken: list[tuple[float, bool]] = []
+    samples: list[tuple[float, bool]] = []
     end = time.perf_counter() + _BUDGET_SECONDS
-    while len(taken) < 3 or (time.perf_counter() < end and _quiet(taken) < _SAMPLES):
+    while len(samples) < 3 or (time.perf_counter() < end and _quiet(samples) < _SAMPLES):
         seconds, quiet = timed(several, threads)
-        taken.append((seconds / count, quiet))
-    enough = _quiet(taken) >= _LEAST_QUIET
-    used = [seconds for seconds, quiet in taken if quiet]
+        samples.append((seconds / count, quiet))
+    enough = _quiet(samples) >= _LEAST_QUIET
+    counted = [seconds for seconds, quiet in samples if quiet]
     if not enough:
-        used = sorted(seconds for seconds, _ in taken)[: max(2, len(taken) // 8)]
-    found = median(used)
+        counted = sorted(seconds for seconds, _ in samples)[: max(2, len(samples) // 8)]
+    estimate = median(counted)
     return {
-        "measured_seconds": found.value,
-        "measured_interval": [found.low, found.high],
-        "variability": statistics.stdev(used) / statistics.fmean(used),
-        "samples": len(used),
+        "measured_seconds": estimate.value,
+        "measured_interval": [estimate.low, estimate.high],
+        "variability": statistics.stdev(counted) / statistics.fmean(counted),
+        "samples": len(counted),
         "disturbed": not enough,
     }
 
 
-def _quiet(taken: list[tuple[float, bool]]) -> int:
-    return sum(quiet for _, quiet in taken)
+def _quiet(samples: list[tuple[float, bool]]) -> int:
+    return sum(quiet for _, quiet in samples)
 
 
 def ceilings(job: CeilingJob) -> list[dict[str, Any]]:
-    """Each way in which the engine computes this: name, time, workspace, and how far its result is
-    off; or why there is no time."""
+    """A row for each of the engine's algorithms for this convolution: name, time, workspace, and
+    the error of its result; or why there is no time."""
     if not isinstance(job.shape, ConvolutionShape):
         return []
     isa, shape = best_isa(), job.shape
-    given = {name: np.load(path) for name, path in job.operands.files.items()}
-    parts, tensors = _convolution(shape, given["w"], isa)
+    operands = {name: np.load(path) for name, path in job.operands.files.items()}
+    parts, tensors = _convolution(shape, operands["w"], isa)
     expected = result(shape, np.load(job.operands.expected), isa.lanes)
-    x = given["x"]
+    x = operands["x"]
     if shape.channels > _FEW:
         x = image(shape, x, isa.lanes, border=0)
     rows = []
@@ -232,14 +239,15 @@ def _measured(
     program = _bound(printed, buffers, isa)
     addresses = [buffer.address for buffer in buffers]
     program.run(addresses)
-    found = buffers[1].array("f4", expected.shape)
-    error = float(np.abs(found - expected).max() / np.abs(expected).max())
-    told = times(lambda: program.run(addresses), pool.threads)
-    return {"workspace": printed.workspace_bytes, "error": error} | told
+    y = buffers[1].array("f4", expected.shape)
+    error = float(np.abs(y - expected).max() / np.abs(expected).max())
+    timing = times(lambda: program.run(addresses), pool.threads)
+    return {"workspace": printed.workspace_bytes, "error": error} | timing
 
 
 def _bound(printed: PrintedContraction, buffers: list[AlignedMemory], isa: Isa) -> NativeProgram:
-    """The stages of a contraction; workspace and packed weights are added to the buffers."""
+    """Compiles the stages of a contraction and binds them to slots.  Workspace and packed weights
+    are appended to ``buffers``."""
     kernels = compile_kernels([stage.source for stage in printed.stages], isa)
     workspace = len(buffers)
     buffers.append(AlignedMemory(printed.workspace_bytes))

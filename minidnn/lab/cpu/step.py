@@ -1,4 +1,4 @@
-"""A step in ISPC: how operands lie, how work is shared, and what a kernel is given."""
+"""A step in ISPC: the layouts of its operands, its tasks, and the constants of its text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ..step import Block, LadderStep, Parameters
 from .machine import CpuMachine, CpuWork, least_work
 
 Pack = Callable[[Any, np.ndarray, int], np.ndarray]
-"""An operand as it lies, of the shape, the operand as it was, and the lanes of a vector."""
+"""Packs an operand in the layout of a kernel, from the shape, the plain array, and a vector's
+lanes."""
 
 _MOST_ELEMENTS = 2**31 - 1  # what an int can count
 _OPERAND = re.compile(r"\b(\w+)\s*=\s*MD_(?:IN|OUT)\(float, (\d+)\)")
@@ -35,8 +36,8 @@ class IspcStep(LadderStep):
 
     The kernel is ``MD_KERNEL(name)``, which computes the tasks ``md_begin`` to ``md_end``; operand
     number i is ``MD_IN(float, i)`` or ``MD_OUT(float, i)``, held in a pointer of the operand's
-    name, and ``md_fma(a, b, c)`` is a fused multiply-add.  Words in capitals are numbers that stand
-    before the text: ``LANES``, the step's parameters, and the sizes of the shape.
+    name, and ``md_fma(a, b, c)`` is a fused multiply-add.  Words in capitals are constants that
+    precede the text: ``LANES``, the step's parameters, and the sizes of the shape.
 
     >>> from minidnn import lab
     >>> text = '''
@@ -63,15 +64,15 @@ class IspcStep(LadderStep):
     Args:
         name: of the step, and of the kernel in its text.
         source: the text itself, or the path of its file.
-        parameters: numbers that stand in the text under these names, and their defaults.
+        parameters: constants of the text with these names, and their defaults.
         helps: the limits, as ``lab.ADVICE`` names them, that its idea is about.
         tasks: how many there are, of a shape, parameters, and the lanes of a vector.
-        packs: how operands lie, by their names: functions of the shape, an operand, and the lanes.
-            Those that are not named lie as they are.
-        numbers: more of those that stand before the text, of the shape and the lanes.
+        packs: layouts of operands, by their names: functions of the shape, an operand, and the
+            lanes.  The other operands stay plain.
+        numbers: further constants before the text, of the shape and the lanes.
         work: what the kernel reads and computes, of the shape, parameters, and the machine; by
             default the least that any kernel must.
-        refusal: why a shape cannot be computed so, of it, parameters, and the lanes; None if it
+        refusal: why a shape cannot be computed, of it, parameters, and the lanes; None if it
             can.
     """
 
@@ -84,22 +85,22 @@ class IspcStep(LadderStep):
     refusal: Callable[[Any, Parameters, int], str | None] = _takes_all
 
     def kernel(self, shape: Any, parameters: Parameters, lanes: int) -> KernelSource:
-        """The text behind the numbers that it is compiled for."""
+        """The source of the kernel: its text after the constants that it uses, as macros."""
         numbers = {"LANES": lanes, **self.with_own(parameters), **self.numbers(shape, lanes)}
         sizes = {name: getattr(shape, name) for name in dir(shape) if not name.startswith("_")}
         numbers |= {name.upper(): one for name, one in sizes.items() if isinstance(one, int)}
         used = [name for name in numbers if re.search(rf"\b{name}\b", self.text)]
         before = [f"#define {name} {numbers[name]}" for name in used]
-        body, found = re.subn(rf"MD_KERNEL\({self.name}\)", "MD_KERNEL(@)", self.text)
-        if not found:
+        body, count = re.subn(rf"MD_KERNEL\({self.name}\)", "MD_KERNEL(@)", self.text)
+        if not count:
             raise UnsupportedError(f"step {self.name}: its text has no MD_KERNEL({self.name})")
         after = [f"#undef {name}" for name in used]
         return KernelSource.named(self.name, "\n".join([*before, body, *after, ""]))
 
     def operands(self, shape: Any) -> list[str]:
-        """Those that it reads and writes, in their order."""
-        found = {int(number): name for name, number in _OPERAND.findall(self.text)}
-        names = [found.get(at, "") for at in range(len(found))]
+        """The names of the operands that it reads and writes, in their order."""
+        by_index = {int(number): name for name, number in _OPERAND.findall(self.text)}
+        names = [by_index.get(index, "") for index in range(len(by_index))]
         if not names or not set(names) <= set(shape.operands):
             raise UnsupportedError(
                 f"step {self.name} has operands {', '.join(map(repr, names)) or 'of no name'}; "
@@ -108,11 +109,11 @@ class IspcStep(LadderStep):
         return names
 
     def packed(self, name: str, shape: Any, array: np.ndarray, lanes: int) -> np.ndarray:
-        """An operand as it lies."""
+        """An operand in the layout that the kernel expects."""
         return self.packs[name](shape, array, lanes) if name in self.packs else array
 
     def work_of(self, shape: Any, parameters: Parameters, machine: CpuMachine) -> CpuWork:
-        """What the kernel does, as ``work`` says, or at least."""
+        """The work of the kernel: what ``work`` returns, or the least that any kernel must do."""
         if self.work is not None:
             return self.work(shape, parameters, machine)
         sizes = {name: shape.operands[name] for name in self.operands(shape)}
@@ -125,8 +126,8 @@ class IspcStep(LadderStep):
         reason = self.refusal(shape, self.with_own(parameters), machine.lanes)
         if reason is not None:
             return reason
-        most = _MOST_ELEMENTS // machine.lanes if self.packs else _MOST_ELEMENTS
+        limit = _MOST_ELEMENTS // machine.lanes if self.packs else _MOST_ELEMENTS
         for name, count in shape.operands.items():
-            if count > most:
-                return f"{name} has {count} elements; there may be {most}"
+            if count > limit:
+                return f"{name} has {count} elements; there may be {limit}"
         return None

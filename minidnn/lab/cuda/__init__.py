@@ -1,1 +1,1 @@
-"""Steps and ladders in CUDA."""
+"""Ladders whose steps are kernels in CUDA C, with their launches and memory accesses."""

@@ -1,4 +1,8 @@
-"""The steps of the ladders of arrays that are copied, reversed and transposed."""
+"""The ladders of memory kernels: arrays that are copied, reversed and transposed.
+
+Each step has its launch (``sizes``) and its memory accesses (``work``), from which the model
+predicts coalescing, bank conflicts and time.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,14 @@ from ..step import KERNELS, Block, Ladder, Parameters
 from .step import CudaStep, Sizes
 
 SIZES = {"L2": 1 << 22, "DRAM": 1 << 26}
-"""Words that lie in L2 together with their copies, and words that do not."""
+"""Array lengths in 4-byte words: one that fits L2 together with its copy, and one that does not."""
 _BLOCKS, _TILES = 16, 8
-"""Blocks, and tiles of a matrix, that are looked at along each axis of the grid."""
+"""How many blocks, or tiles of a matrix, the work functions sample along each axis of the grid."""
 
 
 @dataclass(frozen=True)
 class WordsShape:
-    """Words of four bytes."""
+    """The length of an array of 4-byte words that a kernel copies or reverses."""
 
     count: int = SIZES["DRAM"]
 
@@ -36,44 +40,63 @@ class WordsShape:
 
     @property
     def operations(self) -> int:
-        """None."""
+        """0: no arithmetic."""
         return 0
 
     @property
     def terms(self) -> int:
-        """Nothing is rounded."""
+        """0: nothing is summed, so nothing is rounded."""
         return 0
 
 
 def copied(shape: WordsShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The words as they are."""
+    """Returns the reference result of a copy, in float64."""
     return operands["x"].astype(np.float64)
 
 
 Places = Callable[[np.ndarray, np.ndarray, np.ndarray, int, Parameters, int], np.ndarray]
-"""The first words that threads copy: of the thread's number, the block's along x and along y, the
-threads of a block, the parameters and the count of all words; one more axis for instructions."""
+"""Returns the index of the first word that each thread copies.
+
+Its arguments are the thread's index in its block, the block's index along x and along y, the
+threads of a block, the step's parameters, and the length of the array.  A step whose threads
+execute several copies adds an axis for them.
+"""
 
 
 def _strided(
-    thread: np.ndarray, block: np.ndarray, layer: np.ndarray, threads: int, own: Parameters, n: int
+    thread: np.ndarray,
+    block: np.ndarray,
+    layer: np.ndarray,
+    threads: int,
+    parameters: Parameters,
+    n: int,
 ) -> np.ndarray:
-    return (block * threads + thread) * own["STRIDE"] + layer
+    return (block * threads + thread) * parameters["STRIDE"] + layer
 
 
 def _structures(
-    thread: np.ndarray, block: np.ndarray, layer: np.ndarray, threads: int, own: Parameters, n: int
+    thread: np.ndarray,
+    block: np.ndarray,
+    layer: np.ndarray,
+    threads: int,
+    parameters: Parameters,
+    n: int,
 ) -> np.ndarray:
-    field = np.arange(own["FIELDS"]).reshape(-1, 1, 1)
-    return (block * threads + thread) * own["FIELDS"] + field
+    field = np.arange(parameters["FIELDS"]).reshape(-1, 1, 1)
+    return (block * threads + thread) * parameters["FIELDS"] + field
 
 
 def _fields(
-    thread: np.ndarray, block: np.ndarray, layer: np.ndarray, threads: int, own: Parameters, n: int
+    thread: np.ndarray,
+    block: np.ndarray,
+    layer: np.ndarray,
+    threads: int,
+    parameters: Parameters,
+    n: int,
 ) -> np.ndarray:
-    length = -(-n // own["FIELDS"])
+    length = -(-n // parameters["FIELDS"])
     number = block * threads + thread
-    field = np.arange(own["FIELDS"]).reshape(-1, 1, 1)
+    field = np.arange(parameters["FIELDS"]).reshape(-1, 1, 1)
     return np.where(number < length, field * length + number, -1)
 
 
@@ -82,20 +105,25 @@ def _rows(
     block: np.ndarray,
     layer: np.ndarray,
     threads: int,
-    own: Parameters,
+    parameters: Parameters,
     n: int,
     *,
     pitched: bool = False,
 ) -> np.ndarray:
-    width = _row(own, pitched)
+    width = _row(parameters, pitched)
     column = thread + np.arange(0, width, threads).reshape(-1, 1, 1)
     return np.where(column < width, block * width + column, -1)
 
 
 def _shifted(
-    thread: np.ndarray, block: np.ndarray, layer: np.ndarray, threads: int, own: Parameters, n: int
+    thread: np.ndarray,
+    block: np.ndarray,
+    layer: np.ndarray,
+    threads: int,
+    parameters: Parameters,
+    n: int,
 ) -> np.ndarray:
-    return block * threads + thread - -own["SHIFT"] % 32
+    return block * threads + thread - -parameters["SHIFT"] % 32
 
 
 def _words(
@@ -103,7 +131,7 @@ def _words(
     block: np.ndarray,
     layer: np.ndarray,
     threads: int,
-    own: Parameters,
+    parameters: Parameters,
     n: int,
     *,
     width: int = 1,
@@ -111,8 +139,8 @@ def _words(
     return (block * threads + thread) * width
 
 
-def _row(own: Parameters, pitched: bool) -> int:
-    return -(-own["WIDTH"] // 32) * 32 if pitched else own["WIDTH"]
+def _row(parameters: Parameters, pitched: bool) -> int:
+    return -(-parameters["WIDTH"] // 32) * 32 if pitched else parameters["WIDTH"]
 
 
 def _copy_work(
@@ -124,31 +152,31 @@ def _copy_work(
     sizes: Callable[[WordsShape, Block, Parameters], Sizes],
     width: int = 1,
 ) -> Work:
-    """Of a step that copies each word once."""
+    """Returns the work of a step that copies each word once, ``width`` words an instruction."""
     (across, down, _), _, _ = sizes(shape, block, parameters)
     threads = block[0] * block[1]
     blocks, layers = sample(across, _BLOCKS), sample(down, _BLOCKS)
-    number = lanes(threads)
-    at = places(
-        number,
+    thread = lanes(threads)
+    word = places(
+        thread,
         blocks.reshape(-1, 1, 1, 1, 1),
         layers.reshape(-1, 1, 1, 1),
         threads,
         parameters,
         shape.count,
     )
-    at = np.where((number >= 0) & (at >= 0) & (at < shape.count), at, -1)
-    at = at.reshape(len(blocks) * len(layers), -1, 32)
-    share = across * down / len(at)
-    x = Access("x", "global", at, share, width=width)
-    y = Access("y", "global", at, share, store=True, width=width)
+    word = np.where((thread >= 0) & (word >= 0) & (word < shape.count), word, -1)
+    word = word.reshape(len(blocks) * len(layers), -1, 32)
+    share = across * down / len(word)
+    x = Access("x", "global", word, share, width=width)
+    y = Access("y", "global", word, share, store=True, width=width)
     return Work((x, y), 0.0, 12 * x.requests, L2_CYCLES, ("x", "y") if down > 1 else ())
 
 
 def _copy_sizes(
     shape: WordsShape, block: Block, parameters: Parameters, *, words: int = 1, more: int = 0
 ) -> Sizes:
-    """So many words a thread; ``more`` words before the first."""
+    """A thread copies ``words`` words; the grid also covers ``more`` words before the array."""
     return (-(-(shape.count + more) // (words * block[0] * block[1])), 1, 1), (*block, 1), 0
 
 
@@ -177,10 +205,10 @@ def _whole(shape: WordsShape, block: Block, parameters: Parameters, *, words: in
     return f"{shape.count} words; this step wants a multiple of {words}"
 
 
-def _copy_step(name: str, sizes: Any, places: Places, width: int = 1, **given: Any) -> CudaStep:
+def _copy_step(name: str, sizes: Any, places: Places, width: int = 1, **fields: Any) -> CudaStep:
     work = partial(_copy_work, places=places, sizes=sizes, width=width)
     source = KERNELS / "memory" / f"{name}.cu"
-    return CudaStep(name=name, source=source, sizes=sizes, work=work, **given)
+    return CudaStep(name=name, source=source, sizes=sizes, work=work, **fields)
 
 
 def _vectors(name: str, words: int) -> CudaStep:
@@ -233,7 +261,7 @@ MEMORY = Ladder(
 
 
 def reversed_words(shape: WordsShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The last word first."""
+    """Returns the reference result in float64: the last word comes first."""
     return operands["x"][::-1].astype(np.float64)
 
 
@@ -245,29 +273,30 @@ def _reverse_sizes(
 
 
 def _reverse_work(shape: WordsShape, block: Block, parameters: Parameters, *, kept: bool) -> Work:
-    """``kept``: in shared memory, and written in the order of lanes."""
+    """Returns the work of a step that reverses an array.  ``kept``: a block reverses its words in
+    shared memory, so that its lanes store in their own order."""
     threads = block[0] * block[1]
     blocks = -(-shape.count // threads)
-    chosen, number = sample(blocks, _BLOCKS).reshape(-1, 1, 1), lanes(threads)
-    first, share = chosen * threads, blocks / chosen.size
-    read = first + number
-    there = (number >= 0) & (read < shape.count)
-    x = Access("x", "global", np.where(there, read, -1), share)
+    sampled, thread = sample(blocks, _BLOCKS).reshape(-1, 1, 1), lanes(threads)
+    first, share = sampled * threads, blocks / sampled.size
+    read = first + thread
+    active = (thread >= 0) & (read < shape.count)
+    x = Access("x", "global", np.where(active, read, -1), share)
     last = np.minimum(threads, shape.count - first) - 1
-    written = shape.count - 1 - (first + (last - number if kept else number))
-    y = Access("y", "global", np.where(there, written, -1), share, store=True)
+    written = shape.count - 1 - (first + (last - thread if kept else thread))
+    y = Access("y", "global", np.where(active, written, -1), share, store=True)
     if not kept:
         return Work((x, y), 0.0, 12 * x.requests, L2_CYCLES)
-    inside = np.where(there, number, -1)
+    inside = np.where(active, thread, -1)
     to_shared = Access("x", "shared", inside, share, store=True)
-    of_shared = Access("x", "shared", np.where(there, last - number, -1), share)
+    of_shared = Access("x", "shared", np.where(active, last - thread, -1), share)
     accesses = (x, to_shared, of_shared, y)
     return Work(accesses, 0.0, 20 * x.requests, L2_CYCLES + 2 * SHARED_CYCLES)
 
 
-def _reverse_step(name: str, kept: bool, **given: Any) -> CudaStep:
+def _reverse_step(name: str, kept: bool, **fields: Any) -> CudaStep:
     source = KERNELS / "reverse" / f"{name}.cu"
-    return CudaStep(name=name, source=source, work=partial(_reverse_work, kept=kept), **given)
+    return CudaStep(name=name, source=source, work=partial(_reverse_work, kept=kept), **fields)
 
 
 REVERSE = Ladder(
@@ -286,7 +315,7 @@ REVERSE = Ladder(
 
 @dataclass(frozen=True)
 class TransposeShape:
-    """Rows and columns of what is transposed."""
+    """Rows and columns of the matrix that is transposed."""
 
     height: int = 8192
     width: int = 8192
@@ -302,17 +331,17 @@ class TransposeShape:
 
     @property
     def operations(self) -> int:
-        """None."""
+        """0: no arithmetic."""
         return 0
 
     @property
     def terms(self) -> int:
-        """Nothing is rounded."""
+        """0: nothing is summed, so nothing is rounded."""
         return 0
 
 
 def transposed(shape: TransposeShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The result in float64."""
+    """Returns the transposed matrix in float64."""
     return operands["x"].reshape(shape.height, shape.width).T.astype(np.float64)
 
 
@@ -328,40 +357,41 @@ def _by_tile(shape: TransposeShape, block: Block, parameters: Parameters) -> Siz
 def _transpose_work(
     shape: TransposeShape, block: Block, parameters: Parameters, *, row: int | None = None
 ) -> Work:
-    """``row``: numbers of shared memory behind each row of a tile; None without a tile."""
+    """Returns the work of a step that transposes a matrix.  ``row``: floats that pad each row of
+    its tile in shared memory; None without a tile."""
     side = block[0] if row is not None else block[1]
     down, across = -(-shape.height // side), -(-shape.width // block[0])
     tops, lefts = sample(down, _TILES), sample(across, _TILES)
     share = down * across / (len(tops) * len(lefts))
     top, left = (part.reshape(-1, 1, 1, 1) for part in np.meshgrid(tops * side, lefts * block[0]))
-    number = lanes(block[0] * block[1])
-    turn = np.arange(-(-side // block[1])).reshape(1, -1, 1, 1)
-    i, j = turn * block[1] + number // block[0], number % block[0]
-    there = (number >= 0) & (i < side)
+    thread = lanes(block[0] * block[1])
+    iteration = np.arange(-(-side // block[1])).reshape(1, -1, 1, 1)
+    i, j = iteration * block[1] + thread // block[0], thread % block[0]
+    active = (thread >= 0) & (i < side)
 
     def places(at: np.ndarray, inside: np.ndarray) -> np.ndarray:
         return np.where(inside, at, -1).reshape(len(top), -1, 32)
 
     r, c = top + i, left + j
-    inside = there & (r < shape.height) & (c < shape.width)
+    inside = active & (r < shape.height) & (c < shape.width)
     x = Access("x", "global", places(r * shape.width + c, inside), share)
     if row is None:
         y = Access("y", "global", places(c * shape.height + r, inside), share, store=True)
         return Work((x, y), 0.0, 14 * x.requests, L2_CYCLES)
     r, c = left + i, top + j
-    inside = there & (r < shape.width) & (c < shape.height)
+    inside = active & (r < shape.width) & (c < shape.height)
     y = Access("y", "global", places(r * shape.height + c, inside), share, store=True)
     length, blocks = side + row, down * across
-    kept = np.where(there, i * length + j, -1).reshape(1, -1, 32)
-    read = np.where(there, j * length + i, -1).reshape(1, -1, 32)
-    to_tile = Access("x", "shared", kept, blocks, store=True)
+    stored = np.where(active, i * length + j, -1).reshape(1, -1, 32)
+    read = np.where(active, j * length + i, -1).reshape(1, -1, 32)
+    to_tile = Access("x", "shared", stored, blocks, store=True)
     of_tile = Access("x", "shared", read, blocks)
     wait = L2_CYCLES + 2 * SHARED_CYCLES
     return Work((x, to_tile, of_tile, y), 0.0, 20 * x.requests, wait)
 
 
-def _transpose_step(name: str, **given: Any) -> CudaStep:
-    return CudaStep(name=name, source=KERNELS / "transpose" / f"{name}.cu", **given)
+def _transpose_step(name: str, **fields: Any) -> CudaStep:
+    return CudaStep(name=name, source=KERNELS / "transpose" / f"{name}.cu", **fields)
 
 
 TRANSPOSE = Ladder(

@@ -1,4 +1,7 @@
-"""The steps of the ladder of convolutions."""
+"""The ladder of forward convolutions on a GPU: each step's launch, and the blocks it refuses.
+
+:mod:`.convolution_work` describes the memory accesses and the arithmetic of the same steps.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from .convolution_work import direct, halo, halves, implicit, tensor, unfold
 from .step import MOST_STATIC, CudaStep, KernelBefore, Sizes
 
 SHAPE = ConvolutionShape(1, 4, 4, 4, 1, 2, 2)
-"""Four channels of 4 x 4, and a filter of 2 x 2 for each."""
+"""The worked example: an image of four channels of 4 x 4, and one filter of four 2 x 2 planes."""
 IMAGE = """1 2 0 1; 0 1 3 2; 1 2 1 0; 2 1 0 1 | 1 0 1 2; 2 1 0 1; 0 1 2 1; 1 0 1 0
     | 0 1 2 1; 1 2 0 1; 1 1 0 2; 2 0 1 0 | 1 2 1 0; 2 0 1 1; 0 1 2 2; 1 0 1 1"""
 FILTER = "1 0; 0 1 | 0 1; 1 0 | 1 0; 0 1 | 0 1; 1 0"
@@ -30,25 +33,25 @@ CHANGES: tuple[Mapping[str, int], ...] = (
 
 
 def planes(text: str) -> np.ndarray:
-    """The numbers of planes between bars, with rows between semicolons."""
+    """Parses planes that bars separate, their rows separated by semicolons, into a flat array."""
     return np.array([row.split() for row in text.replace("|", ";").split(";")], np.float32).ravel()
 
 
 def worked(changes: Mapping[str, int]) -> np.ndarray:
-    """The result with this padding, stride and dilation."""
+    """The result of the worked example with this padding, stride and dilation."""
     shape = replace(SHAPE, **changes)
     return convolve(shape, {"x": planes(IMAGE), "w": planes(FILTER)})[0, 0]
 
 
 def worked_examples() -> str:
-    """Image, filter, and the results, as text."""
+    """The image, the filter and the results of the worked example, as text."""
     image, filters = (
         planes(text).reshape(4, size, size) for text, size in ((IMAGE, 4), (FILTER, 2))
     )
     lines = ["image, channel after channel", *_beside(image), "", "filter", *_beside(filters)]
     for changes in CHANGES:
-        told = ", ".join(f"{name} {number}" for name, number in changes.items())
-        lines += ["", told or "stride 1, padding 0, dilation 1", *_beside([worked(changes)])]
+        title = ", ".join(f"{name} {number}" for name, number in changes.items())
+        lines += ["", title or "stride 1, padding 0, dilation 1", *_beside([worked(changes)])]
     lines += [
         "",
         "The first number of the first result: 1*1 + 1*1 of the first channel, 0*1 + 2*1 of the",
@@ -57,30 +60,33 @@ def worked_examples() -> str:
     return "\n".join(lines)
 
 
-def _beside(every: np.ndarray | list[np.ndarray]) -> list[str]:
-    rows = zip(*every, strict=True)
-    return ["   " + "     ".join(" ".join(f"{n:2.0f}" for n in row) for row in one) for one in rows]
+def _beside(matrices: np.ndarray | list[np.ndarray]) -> list[str]:
+    rows = zip(*matrices, strict=True)
+    return [
+        "   " + "     ".join(" ".join(f"{n:2.0f}" for n in row) for row in parts) for parts in rows
+    ]
 
 
 _CONSTANT_FLOATS = 16384
 
 
 def _plane(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
-    """Tiles of the plane, and a filter for each layer of blocks."""
+    """Tiles of the output plane along x and y of the grid, filters along z."""
     across, down = shape.tiles(block)
     return (across, down, shape.filters), (*block, 1), 0
 
 
 def _in_order(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
-    """Positions in their order, whatever the block's form; then filters, then images."""
+    """Flat output positions along x of the grid, whatever the block's shape; filters along y,
+    images along z."""
     threads = block[0] * block[1]
     blocks = -(-shape.out_height * shape.out_width // threads)
     return (blocks, shape.filters, shape.batch), (threads, 1, 1), 0
 
 
 def _halo(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
-    """Tiles of the plane in their order, groups of filters, images; a tile with its halo and, of
-    several filters, their weights in shared memory."""
+    """Flat tiles of the output plane along x of the grid, groups of filters along y, images along
+    z.  Shared memory holds an input tile with its halo and, with GROUP, the group's weights."""
     outputs = (block[0] * parameters.get("POSITIONS", 1), block[1])
     across, down = shape.tiles(outputs)
     group = parameters.get("GROUP", 1)
@@ -91,20 +97,21 @@ def _halo(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Size
 
 
 def _implicit(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
-    """Tiles of positions of all images, and of filters: eight by eight a thread."""
+    """N tiles (output positions of all images) along x of the grid, M tiles (filters) along y; a
+    thread computes 8 by 8 outputs."""
     positions = shape.batch * shape.out_height * shape.out_width
     grid = (-(-positions // (8 * block[0])), -(-shape.filters // (8 * block[1])), 1)
     return grid, (*block, 1), 0
 
 
 def _unfold(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
-    """Positions of all images, and what is summed."""
+    """Output positions of all images along x of the grid, the K axis along y."""
     positions, threads = shape.batch * shape.out_height * shape.out_width, block[0] * block[1]
     return (-(-positions // threads), shape.terms, 1), (threads, 1, 1), 0
 
 
 def _matrix(shape: ConvolutionShape, block: Block, parameters: Parameters) -> dict[str, int]:
-    """The images unfolded."""
+    """The im2col matrix, in floats: K rows, a column for each output position."""
     return {"matrix": shape.terms * shape.batch * shape.out_height * shape.out_width}
 
 
@@ -164,15 +171,15 @@ def _whole_vectors(shape: ConvolutionShape, block: Block, parameters: Parameters
     return f"GROUP={parameters['GROUP']}; this step wants a multiple of 4"
 
 
-def _step(name: str, **given: Any) -> CudaStep:
-    return CudaStep(name=name, source=KERNELS / "convolution" / f"{name}.cu", **given)
+def _step(name: str, **fields: Any) -> CudaStep:
+    return CudaStep(name=name, source=KERNELS / "convolution" / f"{name}.cu", **fields)
 
 
 _POSITIONS = {"GROUP": 8, "POSITIONS": 4}
 
 
 def _layer(channels: int, filters: int, size: int, window: int, stride: int) -> ConvolutionShape:
-    """A layer of a network, padded by half its window, on 32 images."""
+    """A layer of a network on 32 images, with a padding of half its window."""
     square = {"height": size, "width": size, "window_height": window, "window_width": window}
     padding = window // 2
     return ConvolutionShape(32, channels, filters=filters, stride=stride, padding=padding, **square)
@@ -188,7 +195,7 @@ _LAYERS = (
     (256, 512, 56, 1, 2),
     (48, 192, 35, 5, 1),
 )
-"""Channels, filters, size of the image, window, stride."""
+"""Typical layers: channels, filters, image size, window size, stride."""
 
 CONVOLUTION = Ladder(
     "conv",

@@ -1,4 +1,7 @@
-"""The steps of the ladders of gradients, by the input and by the weights."""
+"""The ladders of a convolution's gradients: dgrad (by the input) and wgrad (by the weights).
+
+The operand "g" is the gradient of the convolution's result, and "y" the gradient that is computed.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from .convolution import CONVOLUTION
 from .step import CudaStep, Sizes
 
 _BLOCKS, _FILTERS, _POSITIONS = 36, 4, 64
-"""Blocks, filters, and positions of each thread, that are looked at."""
+"""How many blocks, filters, and positions of each thread, are sampled."""
 _INSTRUCTIONS = 22
-"""Of a product of the gradient by the weights: reads, addresses, comparisons, the loop."""
+"""Instructions for each product of wgrad: loads, addresses, comparisons, the loop."""
 
 
 @dataclass(frozen=True)
 class InputGradientShape(ConvolutionShape):
-    """The convolution whose gradient is computed: "g" is that of its result."""
+    """The convolution whose gradient is computed; "g" is the gradient of its result."""
 
     @property
     def terms(self) -> int:
@@ -36,7 +39,7 @@ class InputGradientShape(ConvolutionShape):
 
     @property
     def operations(self) -> int:
-        """Those of the convolution."""
+        """As many as the forward convolution has."""
         return 2 * self.operands["g"] * self.channels * self.taps
 
 
@@ -48,19 +51,19 @@ def by_input(shape: InputGradientShape, operands: Mapping[str, np.ndarray]) -> n
     w = operands["w"].reshape(shape.filters, shape.channels, *window).astype(np.float64)
     edge, step = shape.padding, shape.stride
     # What the last window covers may end beyond the padding.
-    reach = [size + 2 * edge + step for size in (shape.height, shape.width)]
-    y = np.zeros((shape.batch, shape.channels, *reach))
+    extents = [size + 2 * edge + step for size in (shape.height, shape.width)]
+    y = np.zeros((shape.batch, shape.channels, *extents))
     for i, j in np.ndindex(*window):
         top, left = i * shape.dilation, j * shape.dilation
-        seen = y[:, :, top : top + step * plane[0] : step, left : left + step * plane[1] : step]
-        seen[:, :, : plane[0], : plane[1]] += (w[:, :, i, j].T @ g).reshape(
+        pixels = y[:, :, top : top + step * plane[0] : step, left : left + step * plane[1] : step]
+        pixels[:, :, : plane[0], : plane[1]] += (w[:, :, i, j].T @ g).reshape(
             shape.batch, shape.channels, *plane
         )
     return y[:, :, edge : edge + shape.height, edge : edge + shape.width]
 
 
 def _input_sizes(shape: InputGradientShape, block: Block, parameters: Parameters) -> Sizes:
-    """Numbers of an image in their order, groups of channels, images."""
+    """Flat pixels of an image along x of the grid, groups of channels along y, images along z."""
     threads, group = block[0] * block[1], parameters.get("GROUP", 1)
     across = -(-shape.height * shape.width // threads)
     return (across, -(-shape.channels // group), shape.batch), (threads, 1, 1), 0
@@ -69,42 +72,43 @@ def _input_sizes(shape: InputGradientShape, block: Block, parameters: Parameters
 def _input_work(
     shape: InputGradientShape, block: Block, parameters: Parameters, *, look: int
 ) -> Work:
-    """``look``: instructions to find a position and its gradient."""
+    """Returns the work of a dgrad step.  ``look``: instructions for each tap, to find the output
+    position whose window covers the pixel, and its gradient."""
     group, threads = parameters.get("GROUP", 1), block[0] * block[1]
     groups = -(-shape.channels // group)
     across = -(-shape.height * shape.width // threads)
-    chosen, some = sample(across, _BLOCKS), sample(shape.filters, _FILTERS)
-    number = lanes(threads)
-    place = chosen.reshape(-1, 1, 1, 1, 1) * threads + number
+    sampled, filters = sample(across, _BLOCKS), sample(shape.filters, _FILTERS)
+    thread = lanes(threads)
+    pixel = sampled.reshape(-1, 1, 1, 1, 1) * threads + thread
     i, j = np.divmod(np.arange(shape.taps).reshape(-1, 1, 1), shape.window_width)
-    row = place // shape.width + shape.padding - i * shape.dilation
-    column = place % shape.width + shape.padding - j * shape.dilation
-    there = (number >= 0) & (place < shape.height * shape.width) & (row >= 0) & (column >= 0)
-    there = there & (row % shape.stride == 0) & (column % shape.stride == 0)
+    row = pixel // shape.width + shape.padding - i * shape.dilation
+    column = pixel % shape.width + shape.padding - j * shape.dilation
+    active = (thread >= 0) & (pixel < shape.height * shape.width) & (row >= 0) & (column >= 0)
+    active = active & (row % shape.stride == 0) & (column % shape.stride == 0)
     row, column = row // shape.stride, column // shape.stride
-    there = there & (row < shape.out_height) & (column < shape.out_width)
-    filter = some.reshape(1, -1, 1, 1, 1)
+    active = active & (row < shape.out_height) & (column < shape.out_width)
+    filter = filters.reshape(1, -1, 1, 1, 1)
     at = (filter * shape.out_height + row) * shape.out_width + column
-    there = np.broadcast_to(there, np.broadcast_shapes(at.shape, there.shape))
-    times = across / len(chosen) * shape.filters / len(some) * shape.batch * groups
-    g = Access("g", "global", np.where(there, at, -1).reshape(len(chosen), -1, 32), times)
+    active = np.broadcast_to(active, np.broadcast_shapes(at.shape, active.shape))
+    times = across / len(sampled) * shape.filters / len(filters) * shape.batch * groups
+    g = Access("g", "global", np.where(active, at, -1).reshape(len(sampled), -1, 32), times)
     own = np.arange(min(group, shape.channels)).reshape(1, 1, 1, -1, 1, 1)
     at = (filter[..., None, :, :] * shape.channels + own) * shape.taps
     at = at + np.arange(shape.taps).reshape(1, 1, -1, 1, 1, 1)
-    at = np.where(there[:, :, :, None], at, -1).reshape(len(chosen), -1, 32)
-    # The last group may be a part of one; all are looked at as if they were the first.
+    at = np.where(active[:, :, :, None], at, -1).reshape(len(sampled), -1, 32)
+    # The last group may be partial; the accesses of the first stand for all.
     w = Access("w", "global", at, times * shape.channels / (groups * own.size))
-    place = place.reshape(len(chosen), -1, 32)
-    place = np.where((number >= 0) & (place < shape.height * shape.width), place, -1)
-    stored = across / len(chosen) * shape.batch * shape.channels
-    y = Access("y", "global", place, stored, store=True)
-    looks = shape.terms * len(number) * across * shape.batch * groups
+    pixel = pixel.reshape(len(sampled), -1, 32)
+    pixel = np.where((thread >= 0) & (pixel < shape.height * shape.width), pixel, -1)
+    stored = across / len(sampled) * shape.batch * shape.channels
+    y = Access("y", "global", pixel, stored, store=True)
+    looks = shape.terms * len(thread) * across * shape.batch * groups
     chain = shape.terms * (L1_CYCLES + FMA_CYCLES)
     return Work((g, w, y), w.requests, looks * look + 2 * w.requests + g.requests, chain)
 
 
-def _input_step(name: str, **given: Any) -> CudaStep:
-    return CudaStep(name=name, source=KERNELS / "input_gradient" / f"{name}.cu", **given)
+def _input_step(name: str, **fields: Any) -> CudaStep:
+    return CudaStep(name=name, source=KERNELS / "input_gradient" / f"{name}.cu", **fields)
 
 
 INPUT_GRADIENT = Ladder(
@@ -128,11 +132,11 @@ INPUT_GRADIENT = Ladder(
 
 @dataclass(frozen=True)
 class WeightGradientShape(ConvolutionShape):
-    """The convolution whose gradient is computed: "g" is that of its result."""
+    """The convolution whose gradient is computed; "g" is the gradient of its result."""
 
     @property
     def positions(self) -> int:
-        """Of all images."""
+        """Output positions of all images."""
         return self.batch * self.out_height * self.out_width
 
     @property
@@ -146,7 +150,7 @@ class WeightGradientShape(ConvolutionShape):
 
     @property
     def operations(self) -> int:
-        """Those of the convolution."""
+        """As many as the forward convolution has."""
         return 2 * self.operands["y"] * self.positions
 
 
@@ -161,15 +165,15 @@ def by_weights(shape: WeightGradientShape, operands: Mapping[str, np.ndarray]) -
     step, past = shape.stride, shape.stride * np.array(plane)
     for i, j in np.ndindex(shape.window_height, shape.window_width):
         top, left = i * shape.dilation, j * shape.dilation
-        seen = x[:, :, top : top + past[0] : step, left : left + past[1] : step]
-        y[:, :, i, j] = np.tensordot(g, seen, ((0, 2, 3), (0, 2, 3)))
+        pixels = x[:, :, top : top + past[0] : step, left : left + past[1] : step]
+        y[:, :, i, j] = np.tensordot(g, pixels, ((0, 2, 3), (0, 2, 3)))
     return y
 
 
 def _weight_sizes(
     shape: WeightGradientShape, block: Block, parameters: Parameters, *, each: int = 1
 ) -> Sizes:
-    """``each``: threads of a weight."""
+    """``each``: threads that compute one weight's gradient."""
     threads = block[0] * block[1]
     return (-(-each * shape.operands["y"] // threads), 1, 1), (threads, 1, 1), 0
 
@@ -183,15 +187,16 @@ def _whole_warps(shape: WeightGradientShape, block: Block, parameters: Parameter
 def _weight_work(
     shape: WeightGradientShape, block: Block, parameters: Parameters, *, each: int = 1
 ) -> Work:
-    """``each``: threads of a weight, which take positions in turns."""
+    """Returns the work of a wgrad step.  ``each``: threads that share the positions of one weight,
+    and combine their sums."""
     threads, weights = block[0] * block[1], shape.operands["y"]
-    blocks, turns = -(-each * weights // threads), -(-shape.positions // each)
-    chosen, some = sample(blocks, _BLOCKS), sample(turns, _POSITIONS)
+    blocks, iteration_count = -(-each * weights // threads), -(-shape.positions // each)
+    sampled, iterations = sample(blocks, _BLOCKS), sample(iteration_count, _POSITIONS)
     number = lanes(threads)
-    thread = chosen.reshape(-1, 1, 1, 1) * threads + number
+    thread = sampled.reshape(-1, 1, 1, 1) * threads + number
     weight, lane = thread // each, thread % each
-    position = some.reshape(1, -1, 1, 1) * each + lane
-    there = (number >= 0) & (weight < weights) & (position < shape.positions)
+    position = iterations.reshape(1, -1, 1, 1) * each + lane
+    active = (number >= 0) & (weight < weights) & (position < shape.positions)
     filter, inner = np.divmod(weight, shape.channels * shape.taps)
     channel, tap = np.divmod(inner, shape.taps)
     plane = shape.out_height * shape.out_width
@@ -200,21 +205,21 @@ def _weight_work(
     column = at % shape.out_width * shape.stride - shape.padding
     row = row + tap // shape.window_width * shape.dilation
     column = column + tap % shape.window_width * shape.dilation
-    there = there & (row >= 0) & (row < shape.height) & (column >= 0) & (column < shape.width)
-    share, flat = blocks / len(chosen), (len(chosen), -1, WARP)
+    active = active & (row >= 0) & (row < shape.height) & (column >= 0) & (column < shape.width)
+    share, flat = blocks / len(sampled), (len(sampled), -1, WARP)
     from_x = ((image * shape.channels + channel) * shape.height + row) * shape.width + column
     from_g = (image * shape.filters + filter) * plane + at
-    times = share * turns / len(some)
-    x = Access("x", "global", np.where(there, from_x, -1).reshape(flat), times)
-    g = Access("g", "global", np.where(there, from_g, -1).reshape(flat), times)
+    times = share * iteration_count / len(iterations)
+    x = Access("x", "global", np.where(active, from_x, -1).reshape(flat), times)
+    g = Access("g", "global", np.where(active, from_g, -1).reshape(flat), times)
     writes = (number >= 0) & (weight < weights) & (lane == 0)
     y = Access("y", "global", np.where(writes, weight, -1).reshape(flat), share, store=True)
-    chain = turns * (L1_CYCLES + FMA_CYCLES)
+    chain = iteration_count * (L1_CYCLES + FMA_CYCLES)
     return Work((x, g, y), x.requests, x.requests * _INSTRUCTIONS, chain, ("x", "g"))
 
 
-def _weight_step(name: str, **given: Any) -> CudaStep:
-    return CudaStep(name=name, source=KERNELS / "weight_gradient" / f"{name}.cu", **given)
+def _weight_step(name: str, **fields: Any) -> CudaStep:
+    return CudaStep(name=name, source=KERNELS / "weight_gradient" / f"{name}.cu", **fields)
 
 
 WEIGHT_GRADIENT = Ladder(

@@ -1,4 +1,7 @@
-"""The steps of the ladder of matrix products, and what these read, write and compute."""
+"""The ladder of matrix products on a GPU: launches, refusals, memory accesses and arithmetic.
+
+The tensor-core helpers below also serve the convolutions of :mod:`.convolution_work`.
+"""
 
 from __future__ import annotations
 
@@ -25,32 +28,33 @@ from ..step import KERNELS, Block, Ladder, Parameters
 from .step import MOST_STATIC, CudaStep, Sizes
 
 _BLOCKS, _DEPTH = 4, 8
-"""Blocks down and across, and products of an element, that are looked at."""
+"""How many blocks along each axis, and products of an output, are sampled."""
 _PRODUCT_INSTRUCTIONS, _NUMBER_COPIED = 5, 10
+"""Instructions for each product whose operands are in memory, and to copy one float, or vector."""
 VECTOR_COPIED = 6
-"""Of one vector fetched and kept: its address, its comparisons, read and store."""
+"""Instructions to copy one vector to shared memory: address, bounds checks, load and store."""
 _ACROSS, _DOWN, _DEEP = 32, 64, 16
-"""Sums of a warp, and products of an instruction."""
+"""The warp tile along N and M, and the K extent of one tensor-core instruction."""
 _PRODUCT_CYCLES = 33
-"""From an instruction of tensor cores to what needs its result."""
+"""Latency of a tensor-core instruction, in cycles."""
 
 
 def direct(
     shape: ProductShape, block: Block, parameters: Parameters, *, down: bool = False
 ) -> Work:
-    """Of a step whose products read both factors from memory; ``down``: threads that follow each
-    other have different rows."""
-    number = lanes(block[0] * block[1])
-    fast, slow = number % block[0], number // block[0]
+    """Returns the work of a step whose products load both operands from memory.  ``down``:
+    neighbouring threads compute neighbouring rows, not columns."""
+    thread = lanes(block[0] * block[1])
+    fast, slow = thread % block[0], thread // block[0]
     tile = (block[0], block[1]) if down else (block[1], block[0])
     top, left, share = corners(shape, tile)
     row, column = top + (fast if down else slow), left + (slow if down else fast)
-    there = (number >= 0) & (row < shape.rows) & (column < shape.columns)
+    active = (thread >= 0) & (row < shape.rows) & (column < shape.columns)
     k = np.arange(min(shape.depth, _DEPTH)).reshape(1, -1, 1, 1)
     times = share * shape.depth / k.size
 
     def places(at: np.ndarray) -> np.ndarray:
-        return np.where(there[:, None], at, -1).reshape(len(at), -1, 32)
+        return np.where(active[:, None], at, -1).reshape(len(at), -1, 32)
 
     a = Access("a", "global", places(row[:, None] * shape.depth + k), times)
     b = Access("b", "global", places(k * shape.columns + column[:, None]), times)
@@ -74,15 +78,18 @@ def tiles(
     width: int = 1,
     of_warps: bool = False,
 ) -> Work:
-    """Of a step that copies tiles of both factors to shared memory, ``width`` numbers at a time:
-    then the first factor's lies transposed.  ``apart``: a thread's rows and columns have those of
-    the others between them.  ``padded``: numbers behind each row of the first tile.  ``of_warps``:
-    a warp's threads are eight rows and four columns of the block's."""
+    """Returns the work of a step that copies tiles of both operands to shared memory.
+
+    ``width``: floats of a copy; above 1, the tile of the first operand is stored transposed.
+    ``apart``: a thread's rows and columns are strided by the block's, not contiguous.  ``padded``:
+    floats that pad each row of the first tile.  ``of_warps``: the threads of a warp are a patch of
+    8 rows by 4 columns of the block.
+    """
     down, across = parameters.get("THREAD_ROWS", 1), parameters.get("THREAD_COLUMNS", 1)
     deep = parameters.get("TILE_DEPTH", block[0])
     rows, columns, threads = block[1] * down, block[0] * across, block[0] * block[1]
     top, left, share = corners(shape, (rows, columns))
-    steps, whole = -(-shape.depth // deep), max(1.0, shape.depth / deep)
+    steps, full_steps = -(-shape.depth // deep), max(1.0, shape.depth / deep)
     blocks = len(top) * share
 
     i, k = np.divmod(turns(threads, rows * deep // width), deep // width)
@@ -90,41 +97,47 @@ def tiles(
     at = np.where(
         (i >= 0) & (top + i < shape.rows) & (k < shape.depth), (top + i) * shape.depth + k, -1
     )
-    a = Access("a", "global", at, share * whole, width=width)
-    kept = np.where(i >= 0, k * (rows + padded) + i if width > 1 else i * (deep + padded) + k, -1)
-    to_a = Access("a", "shared", kept[None], blocks * steps * width, store=True)
-
-    taken = turns(threads, deep * columns // width)
-    i, j = taken // (columns // width), taken % (columns // width) * width
-    there = (taken >= 0) & (i < shape.depth) & (left + j < shape.columns)
-    b = Access(
-        "b", "global", np.where(there, i * shape.columns + left + j, -1), share * whole, width=width
+    a = Access("a", "global", at, share * full_steps, width=width)
+    shared_index = np.where(
+        i >= 0, k * (rows + padded) + i if width > 1 else i * (deep + padded) + k, -1
     )
-    kept = np.where(taken >= 0, taken * width, -1)
-    to_b = Access("b", "shared", kept[None], blocks * steps, store=True, width=width)
+    to_a = Access("a", "shared", shared_index[None], blocks * steps * width, store=True)
 
-    number = lanes(threads)
-    i, j = warp_patch(number, block) if of_warps else (number // block[0], number % block[0])
+    vector = turns(threads, deep * columns // width)
+    i, j = vector // (columns // width), vector % (columns // width) * width
+    active = (vector >= 0) & (i < shape.depth) & (left + j < shape.columns)
+    b = Access(
+        "b",
+        "global",
+        np.where(active, i * shape.columns + left + j, -1),
+        share * full_steps,
+        width=width,
+    )
+    shared_index = np.where(vector >= 0, vector * width, -1)
+    to_b = Access("b", "shared", shared_index[None], blocks * steps, store=True, width=width)
+
+    thread = lanes(threads)
+    i, j = warp_patch(thread, block) if of_warps else (thread // block[0], thread % block[0])
     k, r = np.arange(deep).reshape(-1, 1, 1, 1), np.arange(down // width).reshape(-1, 1, 1)
     c = np.arange(across // width).reshape(-1, 1, 1)
     row = (i + r * block[1]) * width if apart else i * down + r
     at = k * (rows + padded) + row if width > 1 else row * (deep + padded) + k
-    of_a = Access("a", "shared", _reads(at, number), blocks * steps, width=width)
+    of_a = Access("a", "shared", _reads(at, thread), blocks * steps, width=width)
     at = k * columns + (j + c * block[0]) * width
-    of_b = Access("b", "shared", _reads(at, number), blocks * steps, width=width)
+    of_b = Access("b", "shared", _reads(at, thread), blocks * steps, width=width)
 
     rows_of = np.arange(down).reshape(-1, 1, 1, 1)
     if width > 1:
-        place = (i + rows_of // width * block[1]) * width + rows_of % width
+        row_offset = (i + rows_of // width * block[1]) * width + rows_of % width
     else:
-        place = i + rows_of * block[1] if apart else i * down + rows_of
-    written = top[..., None, None] + place
+        row_offset = i + rows_of * block[1] if apart else i * down + rows_of
+    written = top[..., None, None] + row_offset
     column = left[..., None, None] + (j + c * block[0]) * width
-    there = (number >= 0) & (written < shape.rows) & (column < shape.columns)
-    at = np.where(there, written * shape.columns + column, -1).reshape(len(top), -1, 32)
+    active = (thread >= 0) & (written < shape.rows) & (column < shape.columns)
+    at = np.where(active, written * shape.columns + column, -1).reshape(len(top), -1, 32)
     y = Access("y", "global", at, share, store=True, width=width)
 
-    products = blocks * steps * len(number) * deep * down * across
+    products = blocks * steps * len(thread) * deep * down * across
     copies = a.at.shape[1] + b.at.shape[1]
     reads = of_a.requests + of_b.requests
     return Work(
@@ -140,8 +153,8 @@ def tiles(
 def patches(
     shape: ProductShape, block: Block, parameters: Parameters, *, of_warps: bool = False
 ) -> Work:
-    """Of a step with eight rows and columns a thread and two tiles in turn: the next one is
-    fetched while products are computed, so that a tile takes what the longer of both does."""
+    """Returns the work of a double-buffered step with a register tile of 8 by 8: the next tile is
+    loaded while products are computed, so a step along K takes the longer of the two times."""
     eight = {**parameters, "THREAD_ROWS": 8, "THREAD_COLUMNS": 8}
     work = tiles(shape, block, eight, apart=True, padded=4, width=4, of_warps=of_warps)
     deep = parameters["TILE_DEPTH"]
@@ -151,14 +164,14 @@ def patches(
 
 
 def warp_patch(number: np.ndarray, block: Block) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column among the threads of a block whose warps are patches of eight by four."""
+    """The row and column of each thread in a block whose warps are patches of 8 by 4 threads."""
     warp, lane = number // 32, number % 32
     across = block[0] // 4
     return warp // across * 8 + lane // 4, warp % across * 4 + lane % 4
 
 
 def corners(shape: ProductShape, tile: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, float]:
-    """The first rows and columns of some blocks, and how many blocks there are for each."""
+    """The first row and column of each sampled block, and how many blocks each stands for."""
     down, across = -(-shape.rows // tile[0]), -(-shape.columns // tile[1])
     top, left = np.meshgrid(sample(down, _BLOCKS), sample(across, _BLOCKS))
     share = down * across / top.size
@@ -166,44 +179,47 @@ def corners(shape: ProductShape, tile: tuple[int, int]) -> tuple[np.ndarray, np.
 
 
 def _reads(at: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """Of the threads that there are, as one block's instructions."""
+    """Indices that one block's instructions load, -1 for lanes without a thread."""
     return np.where(number >= 0, at, -1).reshape(1, -1, 32)
 
 
 def tensor(shape: ProductShape, block: Block, parameters: Parameters) -> Work:
-    """Tiles of both factors in float16, two in turn; 64 by 32 sums a warp."""
+    """Returns the work of a product on tensor cores: double-buffered tiles in float16, and a warp
+    tile of 64 rows by 32 columns."""
     deep, count = parameters["TILE_DEPTH"], block[0] * block[1]
     rows, columns = 8 * block[1], 8 * block[0]
     top, left, share = corners(shape, (rows, columns))
-    steps, whole = -(-shape.depth // deep), max(1.0, shape.depth / deep)
+    steps, full_steps = -(-shape.depth // deep), max(1.0, shape.depth / deep)
     blocks = len(top) * share
 
-    taken = turns(count, rows * deep // 8)
-    i, k = taken // (deep // 8), taken % (deep // 8) * 8
-    there = (taken >= 0) & (top + i < shape.rows) & (k < shape.depth)
-    at = np.where(there, (top + i) * shape.depth + k, -1)
-    a = Access("a", "global", at, share * whole, width=8, bytes=2)
-    kept = np.where(taken >= 0, i * (deep // 2 + 4) + k // 2, -1)
-    to_a = Access("a", "shared", kept[None], blocks * steps, store=True, width=4)
+    vector = turns(count, rows * deep // 8)
+    i, k = vector // (deep // 8), vector % (deep // 8) * 8
+    active = (vector >= 0) & (top + i < shape.rows) & (k < shape.depth)
+    at = np.where(active, (top + i) * shape.depth + k, -1)
+    a = Access("a", "global", at, share * full_steps, width=8, bytes=2)
+    shared_index = np.where(vector >= 0, i * (deep // 2 + 4) + k // 2, -1)
+    to_a = Access("a", "shared", shared_index[None], blocks * steps, store=True, width=4)
 
-    taken = turns(count, deep // 2 * block[0])
-    i, j = taken // block[0], taken % block[0] * 8
-    own = np.arange(2).reshape(-1, 1, 1)
-    there = (taken >= 0) & (2 * i < shape.depth) & (left + j < shape.columns)
-    at = np.where(there, 2 * i * shape.columns + left + j, -1)
-    both = np.where(at[:, None] >= 0, at[:, None] + own * shape.columns, -1)
+    vector = turns(count, deep // 2 * block[0])
+    i, j = vector // block[0], vector % block[0] * 8
+    row_of_pair = np.arange(2).reshape(-1, 1, 1)
+    active = (vector >= 0) & (2 * i < shape.depth) & (left + j < shape.columns)
+    at = np.where(active, 2 * i * shape.columns + left + j, -1)
+    both = np.where(at[:, None] >= 0, at[:, None] + row_of_pair * shape.columns, -1)
     at = both.reshape(len(at), -1, WARP)
-    b = Access("b", "global", at, share * whole, width=8, bytes=2)
-    kept = np.where(taken >= 0, i * (columns + 8) + j + 4 * own, -1).reshape(1, -1, WARP)
-    to_b = Access("b", "shared", kept, blocks * steps, store=True, width=4)
+    b = Access("b", "global", at, share * full_steps, width=8, bytes=2)
+    shared_index = np.where(vector >= 0, i * (columns + 8) + j + 4 * row_of_pair, -1).reshape(
+        1, -1, WARP
+    )
+    to_b = Access("b", "shared", shared_index, blocks * steps, store=True, width=4)
 
-    number = lanes(count)
-    row, column = warp_sums(number, block)
+    thread = lanes(count)
+    row, column = warp_sums(thread, block)
     r, c = np.arange(8).reshape(-1, 1, 1, 1), np.arange(4).reshape(-1, 1, 1)
     row = top[..., None, None] + row + 8 * r
     column = left[..., None, None] + column + 8 * c
-    there = (number >= 0) & (row < shape.rows) & (column < shape.columns)
-    at = np.where(there, row * shape.columns + column, -1).reshape(len(top), -1, WARP)
+    active = (thread >= 0) & (row < shape.rows) & (column < shape.columns)
+    at = np.where(active, row * shape.columns + column, -1).reshape(len(top), -1, WARP)
     y = Access("y", "global", at, share, store=True, width=2, bytes=2)
 
     reads = fragments(("a", "b"), block, deep, blocks * steps)
@@ -220,7 +236,7 @@ def tensor(shape: ProductShape, block: Block, parameters: Parameters) -> Work:
 
 
 def warp_sums(number: np.ndarray, block: Block) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of a thread's first sum in the block's tile."""
+    """The row and column, in the block's tile, of the first accumulator of each thread."""
     warp, lane = number // WARP, number % WARP
     across = block[0] // 4
     return warp // across * _DOWN + lane // 4, warp % across * _ACROSS + lane % 4 * 2
@@ -229,35 +245,35 @@ def warp_sums(number: np.ndarray, block: Block) -> tuple[np.ndarray, np.ndarray]
 def fragments(
     names: tuple[str, str], block: Block, deep: int, times: float
 ) -> tuple[Access, Access]:
-    """What warps read of both tiles, in words of two numbers."""
-    number = lanes(block[0] * block[1])
-    row, column = warp_sums(number, block)
-    column = column - number % 4 * 2 + number % WARP // 4
-    k = np.arange(0, deep, _DEEP).reshape(-1, 1, 1, 1, 1) // 2 + number % 4
+    """The loads of operand fragments from both tiles in shared memory, in words of two float16."""
+    thread = lanes(block[0] * block[1])
+    row, column = warp_sums(thread, block)
+    column = column - thread % 4 * 2 + thread % WARP // 4
+    k = np.arange(0, deep, _DEEP).reshape(-1, 1, 1, 1, 1) // 2 + thread % 4
     part, tile = np.arange(2).reshape(-1, 1, 1, 1), np.arange(8).reshape(-1, 1, 1)
     first = (row + 8 * tile) * (deep // 2 + 4) + k + 4 * part
     second = (k + 4 * part) * (8 * block[0] + 8) + column + 8 * tile[:4]
 
     def read(name: str, at: np.ndarray) -> Access:
-        return Access(name, "shared", np.where(number >= 0, at, -1).reshape(1, -1, WARP), times)
+        return Access(name, "shared", np.where(thread >= 0, at, -1).reshape(1, -1, WARP), times)
 
     return read(names[0], first), read(names[1], second)
 
 
 def tensor_products(block: Block, deep: int, times: float) -> float:
-    """Instructions of tensor cores."""
+    """How many tensor-core instructions warps execute."""
     sums = _DOWN // 16 * (_ACROSS // 8)
     return times * (block[0] * block[1] // WARP) * (deep // _DEEP) * sums
 
 
 def cycles_alone(steps: int, deep: int) -> float:
-    """That a block takes if only its own latencies delay it."""
+    """Cycles that a block takes if only its own latencies delay it."""
     products = deep // _DEEP * (SHARED_CYCLES + _PRODUCT_CYCLES)
     return L2_CYCLES + steps * (SHARED_CYCLES + max(L2_CYCLES, products))
 
 
 def tile_of(block: Block, parameters: Parameters) -> tuple[int, int]:
-    """Rows and columns of the result that a block computes."""
+    """Rows and columns of the block's output tile."""
     rows, columns = parameters.get("THREAD_ROWS", 1), parameters.get("THREAD_COLUMNS", 1)
     return block[1] * rows, block[0] * columns
 
@@ -280,7 +296,7 @@ def _square_only(shape: ProductShape, block: Block, parameters: Parameters) -> s
 def _unfit(
     shape: ProductShape, block: Block, parameters: Parameters, padded: int, whole_vectors: bool
 ) -> str | None:
-    """Why tiles do not fit shared memory; ``padded`` numbers are added to each row of one."""
+    """Why tiles do not fit shared memory; ``padded``: floats that pad each row of the first one."""
     if whole_vectors and (shape.columns % 4 or shape.depth % 4):
         return f"{shape.columns} columns, depth {shape.depth}; this step wants multiples of 4"
     for name, number in parameters.items():
@@ -295,14 +311,14 @@ def _unfit(
 
 
 def _by_patches(shape: ProductShape, block: Block, parameters: Parameters) -> Sizes:
-    """Eight rows and columns a thread."""
+    """The launch with a register tile of 8 by 8."""
     return _by_columns(shape, block, _EIGHT)
 
 
 def _unfit_patches(
     shape: ProductShape, block: Block, parameters: Parameters, whole_warps: bool
 ) -> str | None:
-    """Why two tiles in turn do not do; ``whole_warps``: each has eight rows of four threads."""
+    """Why double buffering does not suit a block; ``whole_warps``: warps are patches of 4 x 8."""
     if parameters["TILE_DEPTH"] % 4:
         return f"TILE_DEPTH={parameters['TILE_DEPTH']}; this step wants a multiple of 4"
     if whole_warps and (block[0] % 4 or block[1] % 8):
@@ -328,8 +344,8 @@ def _unfit_tensor(shape: ProductShape, block: Block, parameters: Parameters) -> 
     return None
 
 
-def _step(name: str, **given: Any) -> CudaStep:
-    return CudaStep(name=name, source=KERNELS / "product" / f"{name}.cu", **given)
+def _step(name: str, **fields: Any) -> CudaStep:
+    return CudaStep(name=name, source=KERNELS / "product" / f"{name}.cu", **fields)
 
 
 _EIGHT = {"THREAD_ROWS": 8, "THREAD_COLUMNS": 8}

@@ -1,4 +1,8 @@
-"""A step in CUDA C: its launches, and what they are given."""
+"""A step in CUDA C: the launches of its kernels, and their arguments.
+
+The kernel's parameter list in the text says which operands and sizes are passed.  Block sizes,
+parameters and the fields of the shape are compile-time constants that precede the text.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ Sizes = tuple[tuple[int, int, int], tuple[int, int, int], int]
 """Blocks of the grid, threads of a block, and bytes of dynamic shared memory."""
 
 MOST_STATIC = 48 << 10
-"""Bytes of shared memory whose size stands in a text."""
+"""The most static shared memory of a block, in bytes."""
 _MOST_GRID = (2**31 - 1, 65535, 65535)
 _MOST_ELEMENTS = 2**31 - 1  # what an int can count
 _MOST_OF_TEXTURE = 1 << 27
@@ -43,17 +47,17 @@ class Texture(NamedTuple):
 
 
 Argument = str | int | Texture
-"""An operand or scratch memory by its name, a number, or an operand as a texture."""
+"""The name of an operand or of a scratch array, an integer, or an operand as a texture."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelBefore:
-    """A kernel that runs before the one that a step is called after, from the same text.
+    """A kernel that is launched before the main kernel of a step, from the same text.
 
     Attributes:
         name: of the kernel.
-        sizes: its launch, as of a step.
-        work: what it does, as of a step.
+        sizes: its launch, as :attr:`CudaStep.sizes`.
+        work: its memory accesses and arithmetic, as :attr:`CudaStep.work`.
     """
 
     name: str
@@ -63,7 +67,7 @@ class KernelBefore:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A launch, and what it is given."""
+    """A kernel launch and its arguments."""
 
     launch: Launch
     arguments: tuple[Argument, ...]
@@ -75,8 +79,8 @@ class CudaStep(LadderStep):
 
     Arguments of the kernel are operands and sizes of the shape by their names: ``md_half *x`` is an
     operand in float16, ``cudaTextureObject_t x`` one as a texture.  Words in capitals
-    are numbers that stand before the text: ``BLOCK_X``, ``BLOCK_Y``, the step's parameters, and
-    the fields of the shape.  A text of one's own needs a name and the rule of its launch:
+    are constants that precede the text: ``BLOCK_X``, ``BLOCK_Y``, the step's parameters, and the
+    fields of the shape.  Your own text needs a name and the rule of its launch:
 
     >>> from minidnn import lab
     >>> text = '''
@@ -109,16 +113,16 @@ class CudaStep(LadderStep):
     Args:
         name: of the step, and of the kernel in its text.
         source: the text itself, or the path of its file.
-        parameters: numbers that stand in the text under these names, and their defaults.
+        parameters: constants of the text with these names, and their defaults.
         helps: the limits, as ``lab.ADVICE`` names them, that its idea is about.
         sizes: the launch for a shape, a block and parameters: blocks of the grid and threads of a
             block, three numbers each, and bytes of dynamic shared memory.
         work: what such a launch reads, writes and computes, for the prediction; by default the
             least that any kernel must: each operand once.
-        refusal: why a shape cannot be computed so by a block; None if it can.
+        refusal: why a block cannot compute a shape; None if it can.
         constants: arrays of constant memory in the text, and the operands that they hold.
-        before: kernels of the text that run before, in their order.
-        scratch: memory that these hand on to each other: names, and how many floats, of a shape, a
+        before: kernels of the text that are launched before, in their order.
+        scratch: arrays that kernels pass on to each other: names and sizes in floats, of a shape, a
             block and parameters.
     """
 
@@ -134,20 +138,20 @@ class CudaStep(LadderStep):
     def calls(
         self, shape: Any, block: Block, parameters: Parameters | None = None
     ) -> list[KernelCall]:
-        """The kernels for a shape, in their order, with their launches and arguments."""
+        """The kernel launches for a shape, in their order, with their arguments."""
         parameters = self.with_own(parameters)
         scratch = self.scratch(shape, block, parameters)
         rules = [*((one.name, one.sizes) for one in self.before), (self.name, self.sizes)]
-        found = []
+        launches = []
         for name, sizes in rules:
             grid, threads, shared_bytes = sizes(shape, block, parameters)
             source = self._source(name, shape, block, parameters)
-            given = tuple(self._arguments(name, shape, scratch))
-            found.append(KernelCall(Launch(source, grid, threads, shared_bytes), given))
-        return found
+            arguments = tuple(self._arguments(name, shape, scratch))
+            launches.append(KernelCall(Launch(source, grid, threads, shared_bytes), arguments))
+        return launches
 
     def works(self, shape: Any, block: Block, parameters: Parameters) -> list[Work]:
-        """What each launch does, as ``work`` says, or at least."""
+        """The work of each launch: what ``work`` returns, or the least that any kernel must do."""
         before = [one.work(shape, block, parameters) for one in self.before]
         if self.work is not None:
             return [*before, self.work(shape, block, parameters)]
@@ -155,14 +159,14 @@ class CudaStep(LadderStep):
         return [*before, least_work(sizes, shape.operations)]
 
     def _text_of(self, kernel: str) -> str:
-        """The text without its other kernels."""
+        """The text with this kernel only."""
         head, *kernels = _KERNEL.split(self.text)
         return head + "".join(one for one in kernels if re.search(rf"\b{kernel}\(", one))
 
     def _source(
         self, kernel: str, shape: Any, block: Block, parameters: Parameters
     ) -> KernelSource:
-        """A kernel behind the numbers that it is compiled for, in a namespace of its own."""
+        """The source of a kernel, in its own namespace, after the constants that it uses."""
         numbers = {"BLOCK_X": block[0], "BLOCK_Y": block[1], **parameters}
         numbers |= {name.upper(): number for name, number in asdict(shape).items()}
         text = self._text_of(kernel)
@@ -178,26 +182,26 @@ class CudaStep(LadderStep):
         return match[1].split(",")
 
     def _arguments(self, kernel: str, shape: Any, scratch: Mapping[str, int]) -> list[Argument]:
-        """What a kernel is given, as its text names it."""
+        """The arguments of a kernel, from the parameter list in its text."""
         return [self._argument(part, shape, scratch) for part in self._parameters_of(kernel)]
 
-    def _argument(self, part: str, shape: Any, scratch: Mapping[str, int]) -> Argument:
-        type, name = re.split(r"[\s*]+", part.strip())[-2:]
-        if "*" in part or type == _TEXTURE:
+    def _argument(self, declared: str, shape: Any, scratch: Mapping[str, int]) -> Argument:
+        type, name = re.split(r"[\s*]+", declared.strip())[-2:]
+        if "*" in declared or type == _TEXTURE:
             valid: tuple[str, ...] = (*shape.operands, *scratch)
-            found: Any = name if name in valid else None
-            if found and "*" not in part:
+            argument: Any = name if name in valid else None
+            if argument and "*" not in declared:
                 return Texture(name)
         else:
             names = (one for one in dir(shape) if not one.startswith("_"))
             valid = tuple(one for one in names if isinstance(getattr(shape, one), int))
-            found = int(getattr(shape, name)) if name in valid else None
-        if found is None:
+            argument = int(getattr(shape, name)) if name in valid else None
+        if argument is None:
             raise UnsupportedError(
-                f"step {self.name} has an argument {part.strip()!r}; valid names of such are "
+                f"step {self.name} has an argument {declared.strip()!r}; valid names of such are "
                 f"{', '.join(valid)}"
             )
-        return found
+        return argument
 
     @cached_property
     def _all_parameters(self) -> list[str]:
@@ -205,7 +209,7 @@ class CudaStep(LadderStep):
         return [part.strip() for name in kernels for part in self._parameters_of(name)]
 
     def operands(self, shape: Any) -> list[str]:
-        """Those that it reads and writes, in constant memory, too."""
+        """The names of the operands that it reads and writes, constant memory included."""
         names = [re.split(r"[\s*]+", part)[-1] for part in self._all_parameters]
         return [
             *dict.fromkeys([one for one in names if one in shape.operands]),
@@ -214,7 +218,7 @@ class CudaStep(LadderStep):
 
     @cached_property
     def halves(self) -> frozenset[str]:
-        """The operands that lie in float16."""
+        """The operands that are stored in float16."""
         return self._named(_HALF)
 
     @cached_property
@@ -226,7 +230,7 @@ class CudaStep(LadderStep):
         return frozenset(words[-1] for words in parts if type in words)
 
     def symbols(self, launch: Launch) -> dict[str, str]:
-        """The symbols of its arrays of constant memory, and the operands that they hold."""
+        """The mangled symbols of its constant-memory arrays, and the operands that they hold."""
         space = f"in_{launch.source.name}"
         return {
             f"_ZN{len(space)}{space}{len(array)}{array}E": operand
@@ -244,9 +248,9 @@ class CudaStep(LadderStep):
             return f"a block of {block[0] * block[1]} threads; valid are 1 to {MOST_THREADS}"
         memory = {**shape.operands, **self.scratch(shape, block, parameters)}
         for name, count in memory.items():
-            most = _MOST_OF_TEXTURE if name in self._textures else _MOST_ELEMENTS
-            if count > most:
-                return f"{name} has {count} elements; there may be {most}"
+            limit = _MOST_OF_TEXTURE if name in self._textures else _MOST_ELEMENTS
+            if count > limit:
+                return f"{name} has {count} elements; there may be {limit}"
         for sizes in (*(one.sizes for one in self.before), self.sizes):
             if (reason := _unfit(sizes(shape, block, parameters), machine)) is not None:
                 return reason
@@ -256,9 +260,9 @@ class CudaStep(LadderStep):
 def _unfit(sizes: Sizes, machine: Machine) -> str | None:
     """Why a launch cannot be made; None if it can."""
     grid, _, shared_bytes = sizes
-    for axis, blocks, most in zip("xyz", grid, _MOST_GRID, strict=True):
-        if blocks > most:
-            return f"{blocks} blocks along {axis}; there may be {most}"
+    for axis, blocks, limit in zip("xyz", grid, _MOST_GRID, strict=True):
+        if blocks > limit:
+            return f"{blocks} blocks along {axis}; there may be {limit}"
     if shared_bytes > machine.shared_bytes:
         return (
             f"{shared_bytes} bytes of shared memory a block; "
