@@ -1,4 +1,4 @@
-"""Gradient descent: with momentum, and with steps that are scaled by all that an element has seen.
+"""Gradient descent with momentum, and with steps that the history of each element scales.
 
 All are as in PyTorch.
 """
@@ -80,7 +80,7 @@ class SGD(Optimizer):
 
 
 def _slope(update: Update, p: Expression, g: Expression) -> Expression:
-    """The gradient with what weights decay by."""
+    """The gradient with the weight decay, which is part of it."""
     return g + update.decay * p if update.decay else g
 
 

@@ -168,7 +168,7 @@ class Exponential(RateSchedule):
 
 @dataclass(frozen=True)
 class _Ending(RateSchedule):
-    """From ``lr`` to ``end`` after ``steps`` steps in all, the warm-up included."""
+    """The base of schedules from ``lr`` to ``end`` in ``steps`` steps, the warm-up included."""
 
     steps: int
     end: float = 0.0
@@ -182,7 +182,7 @@ class _Ending(RateSchedule):
         return self.at(min(1.0, step / (self.steps - self.warmup)))
 
     def at(self, part: float) -> float:
-        """The learning rate after that part of the steps."""
+        """The learning rate when that part of the steps, from 0 to 1, is done."""
         raise NotImplementedError
 
 
@@ -291,6 +291,7 @@ class OneCycle(RateSchedule):
 
 
 def wave(begin: float, end: float, part: float) -> float:
+    """The number at a part of half a cosine wave from ``begin`` to ``end``."""
     return end + (begin - end) * (1 + cos(pi * part)) / 2
 
 
@@ -376,8 +377,8 @@ class Cyclic(RateSchedule):
 
     def after(self, step: int) -> float:
         down = self.up if self.down is None else self.down
-        cycle, place = divmod(step, self.up + down)
-        part = place / self.up if place <= self.up else 1.0 - (place - self.up) / down
+        cycle, position = divmod(step, self.up + down)
+        part = position / self.up if position <= self.up else 1.0 - (position - self.up) / down
         height = (self.top - self.lr) * part
         if self.mode == "triangular2":
             height /= 2.0**cycle
@@ -423,7 +424,7 @@ class InTurn:
 
     def __call__(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        place = sum(step >= each for each in self.milestones)
-        schedule = self.schedules[place]
-        begun = self.milestones[place - 1] if place else 0
-        return float(schedule(step - begun) if callable(schedule) else schedule)
+        index = sum(step >= each for each in self.milestones)
+        schedule = self.schedules[index]
+        start = self.milestones[index - 1] if index else 0
+        return float(schedule(step - start) if callable(schedule) else schedule)
