@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Accuracy(Averaged):
-    """The part that was found rightly; with ``top_k``, among the k largest scores.
+    """Which part was found rightly; with ``top_k``, among the k largest scores.
 
     "multiclass" outputs are scores (N, C, ...), and targets classes (N, ...) or probabilities for
     each class; "binary" outputs (N, ...) or (N, 1, ...), and targets 0 and 1; "multilabel" both
@@ -104,8 +104,8 @@ class Accuracy(Averaged):
 
 
 class Precision(Averaged):
-    """The part of what was found that is right. Its arguments are those of :class:`Accuracy`, but
-    for ``top_k``.
+    """Which part of what was found is right. Its arguments are those of :class:`Accuracy`, but for
+    ``top_k``.
 
     Source: torchmetrics, whose ``Precision`` this is.
     """
@@ -117,8 +117,8 @@ class Precision(Averaged):
 
 
 class Recall(Averaged):
-    """The part of what there is that was found. Its arguments are those of :class:`Accuracy`, but
-    for ``top_k``.
+    """Which part of what there is was found. Its arguments are those of :class:`Accuracy`, but for
+    ``top_k``.
 
     Source: torchmetrics, whose ``Recall`` this is.
     """
