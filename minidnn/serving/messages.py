@@ -190,14 +190,12 @@ def _file() -> descriptor_pb2.FileDescriptorProto:
     file = descriptor_pb2.FileDescriptorProto(
         name="minidnn/open_inference.proto", package=PACKAGE, syntax="proto3"
     )
-    messages: dict[str, Any] = {}
+    built: dict[str, Any] = {}
     for name, fields in FIELDS.items():
         outer, _, inner = name.rpartition(".")
-        messages[name] = (messages[outer].nested_type if outer else file.message_type).add(
-            name=inner
-        )
+        built[name] = (built[outer].nested_type if outer else file.message_type).add(name=inner)
         for number, text in enumerate(fields, 1):
-            _add(messages[name], name, number, text.split())
+            _add(built[name], name, number, text.split())
     return file
 
 
