@@ -282,8 +282,7 @@ class Elementwise(Layer):
         symbols = {p: argument(i) for i, p in enumerate(used)}
         try:
             body = function(
-                *(symbols[p] for p in tensors),
-                **{p: symbols[p] for p in self.parameter_names},
+                *(symbols[p] for p in tensors), **{p: symbols[p] for p in self.parameter_names}
             )
         except TypeError as error:
             raise GraphError(

@@ -149,10 +149,10 @@ class Conv1d(_Conv):
         in_channels: channels of the input, C.
         out_channels: channels of the output, O.
         kernel_size: elements of a window, K.
-        stride: from one output's window to the next.
+        stride: the step from one output's window to the next.
         padding: elements added on either side, "same" (stride 1) or "valid".
-        dilation: from one element of a window to the next.
-        groups: into how many groups channels are split, each with filters of its own.
+        dilation: the step from one element of a window to the next.
+        groups: the number of groups of channels, each with filters of its own.
         bias: whether there is a bias.
         padding_mode: "zeros", "reflect", "replicate" or "circular".
 
@@ -183,11 +183,11 @@ class Conv2d(_Conv):
         in_channels: channels of the input, C.
         out_channels: channels of the output, O.
         kernel_size: rows and columns of a window, (KH, KW), or one number for both.
-        stride: from one output's window to the next.
+        stride: the step from one output's window to the next.
         padding: elements added on either side, one number, a pair for (rows, columns), a pair of
             pairs ((top, bottom), (left, right)), "same" (stride 1) or "valid".
-        dilation: from one element of a window to the next.
-        groups: into how many groups channels are split, each with filters of its own;
+        dilation: the step from one element of a window to the next.
+        groups: the number of groups of channels, each with filters of its own;
             ``in_channels`` makes it depthwise.
         bias: whether there is a bias.
         padding_mode: "zeros", "reflect", "replicate" or "circular".
@@ -337,12 +337,12 @@ class ConvTranspose2d(_ConvTranspose):
         in_channels: channels of the input, C.
         out_channels: channels of the output, O.
         kernel_size: rows and columns of a window, (KH, KW), or one number for both.
-        stride: from one input's window to the next.
+        stride: the step from one input's window to the next.
         padding: elements that the output lacks on either side.
         output_padding: elements that it has more at its end.
-        groups: into how many groups channels are split, each with filters of its own.
+        groups: the number of groups of channels, each with filters of its own.
         bias: whether there is a bias.
-        dilation: from one element of a window to the next.
+        dilation: the step from one element of a window to the next.
         padding_mode: only "zeros" is valid.
 
     Raises:

@@ -131,8 +131,7 @@ class FeatureAlphaDropout(AlphaDropout):
 
 class DropPath(Layer):
     """In training, a whole sample is 0 with a probability, else it is divided by ``1 - drop_prob``;
-    at inference ``x``. At the end of a residual branch it leaves out the branch: stochastic
-    depth.
+    at inference ``x``. At the end of a residual branch it drops the branch: stochastic depth.
 
     Args:
         drop_prob: the probability, from 0 to 1.

@@ -146,7 +146,7 @@ class Upsample(Layer):
 
     Args:
         size: the size of each axis after the channels, or one number for all; or
-        scale_factor: by what each of them is multiplied, or one number for all.
+        scale_factor: the factor of each of these sizes, or one number for all.
         mode: "nearest", "nearest-exact", "linear" (of rows), "bilinear" or "bicubic".
         align_corners: whether the outermost elements stay where they are; not for "nearest".
         recompute_scale_factor: whether coordinates follow from the sizes, which are integers, and

@@ -62,7 +62,7 @@ class _Signature:
 
 
 class Layer:
-    """What a user composes. A subclass defines ``forward`` on symbolic values, and takes in
+    """The base class of layers. A subclass defines ``forward`` on symbolic values, and takes in
     ``__init__`` whatever arguments and ``options`` it likes.
 
     Raises:

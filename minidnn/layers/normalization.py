@@ -211,7 +211,7 @@ class BatchNorm2d(_BatchNorm):
     Args:
         num_features: the number of channels, C.
         eps: added to the variance.
-        momentum: by what part the stored statistics move towards those of a batch; None makes them
+        momentum: the part by which stored statistics move towards those of a batch; None makes them
             the mean over all batches.
         affine: whether there are parameters ``weight`` and ``bias`` (C,).
         track_running_stats: only True is valid, as inference needs stored statistics.
@@ -232,7 +232,7 @@ class GroupNorm(_PerChannel):
     those of each group of an image's channels.
 
     Args:
-        num_groups: into how many groups the channels are split.
+        num_groups: the number of groups that channels are split into.
         num_channels: the number of channels, C, a multiple of ``num_groups``.
         eps: added to the variance.
         affine: whether there are parameters ``weight`` and ``bias`` (C,).
@@ -321,7 +321,7 @@ class InstanceNorm2d(_InstanceNorm):
     Args:
         num_features: the number of channels, C.
         eps: added to the variance.
-        momentum: by what part stored statistics move, in training, towards the mean of the images'.
+        momentum: the part by which stored statistics move, in training, towards the images' mean.
         affine: whether there are parameters ``weight`` and ``bias`` (C,).
         track_running_stats: whether statistics are stored, ``running_mean`` and ``running_var``
             (C,), and taken instead of an image's own at inference.

@@ -99,7 +99,7 @@ class ConstantPad1d(_ConstantPadding):
     """Adds elements of one value to (N, C, L).
 
     Args:
-        padding: how many at both ends, or (left, right); negative ones are taken off.
+        padding: elements added at both ends, or at (left, right); negative ones crop.
         value: what is added.
 
     >>> net = Sequential(ConstantPad1d((2, 0), 1.0), Conv1d(4, 8, 3))
@@ -112,7 +112,7 @@ class ConstantPad2d(_ConstantPadding):
     """Adds elements of one value to (N, C, H, W).
 
     Args:
-        padding: how many at all sides, or (left, right, top, bottom); negative ones are taken off.
+        padding: elements added at all sides, or at (left, right, top, bottom); negative ones crop.
         value: what is added.
 
     >>> net = Sequential(ConstantPad2d(1, 0.5), Conv2d(3, 8, 3))
@@ -125,7 +125,7 @@ class ZeroPad1d(_Padding):
     """Adds zeros to (N, C, L).
 
     Args:
-        padding: how many at both ends, or (left, right); negative ones are taken off.
+        padding: elements added at both ends, or at (left, right); negative ones crop.
 
     >>> net = Sequential(ZeroPad1d((2, 0)), Conv1d(4, 8, 3))
     """
@@ -137,7 +137,7 @@ class ZeroPad2d(_Padding):
     """Adds zeros to (N, C, H, W).
 
     Args:
-        padding: how many at all sides, or (left, right, top, bottom); negative ones are taken off.
+        padding: elements added at all sides, or at (left, right, top, bottom); negative ones crop.
 
     >>> net = Sequential(ZeroPad2d((1, 2, 1, 2)), Conv2d(3, 8, 4))
     """

@@ -36,9 +36,9 @@ class MaxPool2d(OperatorLayer):
 
     Args:
         kernel_size: rows and columns of a window, or one number for both.
-        stride: from one window to the next; None is ``kernel_size``.
+        stride: the step from one window to the next; None is ``kernel_size``.
         padding: rows and columns added on either side, at most half a window.
-        dilation: from one element of a window to the next.
+        dilation: the step from one element of a window to the next.
         return_indices: only False is valid.
         ceil_mode: whether windows that begin inside and end outside count.
 
@@ -76,7 +76,7 @@ class AvgPool2d(OperatorLayer):
 
     Args:
         kernel_size: rows and columns of a window, or one number for both.
-        stride: from one window to the next; None is ``kernel_size``.
+        stride: the step from one window to the next; None is ``kernel_size``.
         padding: rows and columns of zeros added on either side, at most half a window.
         ceil_mode: whether windows that begin inside and end outside count.
         count_include_pad: whether sums are divided by the size of the window, or by the number of
@@ -152,9 +152,9 @@ class MaxPool1d(_Rows):
 
     Args:
         kernel_size: elements of a window.
-        stride: from one window to the next; None is ``kernel_size``.
+        stride: the step from one window to the next; None is ``kernel_size``.
         padding: elements added on either side, at most half a window.
-        dilation: from one element of a window to the next.
+        dilation: the step from one element of a window to the next.
         return_indices: only False is valid.
         ceil_mode: whether windows that begin inside and end outside count.
 
@@ -187,7 +187,7 @@ class AvgPool1d(_Rows):
 
     Args:
         kernel_size: elements of a window.
-        stride: from one window to the next; None is ``kernel_size``.
+        stride: the step from one window to the next; None is ``kernel_size``.
         padding: zeros added on either side, at most half a window.
         ceil_mode: whether windows that begin inside and end outside count.
         count_include_pad: whether sums are divided by the size of the window, or by the number of
@@ -322,7 +322,7 @@ class LPPool2d(_Norms):
     Args:
         norm_type: the exponent, above 0.
         kernel_size: rows and columns of a window, or one number for both.
-        stride: from one window to the next; None is ``kernel_size``.
+        stride: the step from one window to the next; None is ``kernel_size``.
         ceil_mode: only False is valid.
 
     Raises:
@@ -354,7 +354,7 @@ class LPPool1d(_Norms):
     Args:
         norm_type: the exponent, above 0.
         kernel_size: elements of a window.
-        stride: from one window to the next; None is ``kernel_size``.
+        stride: the step from one window to the next; None is ``kernel_size``.
         ceil_mode: only False is valid.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Layers that move, concatenate, reshape, normalize and look up values, with PyTorch's arguments."""
+"""Layers that move, concatenate, reshape, normalize and look up values, with PyTorch's options."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class ChannelShuffle(Layer):
     """The channels of (N, C, ...) in another order: those of all groups are interleaved.
 
     Args:
-        groups: into how many groups the channels are split.
+        groups: the number of groups of channels.
 
     Raises:
         GraphError: the argument is no count.
@@ -299,9 +299,9 @@ class Unfold(_OfBlocks):
 
     Args:
         kernel_size: rows and columns of a block, (KH, KW), or one number for both.
-        dilation: from one element of a block to the next.
+        dilation: the step from one element of a block to the next.
         padding: rows and columns of zeros added on either side.
-        stride: from one block to the next.
+        stride: the step from one block to the next.
 
     Raises:
         GraphError: an argument is not valid.
@@ -328,9 +328,9 @@ class Fold(_OfBlocks):
     Args:
         output_size: rows and columns of the image, or one number for both.
         kernel_size: rows and columns of a block, (KH, KW), or one number for both.
-        dilation: from one element of a block to the next.
+        dilation: the step from one element of a block to the next.
         padding: rows and columns on either side that the image lacks.
-        stride: from one block to the next.
+        stride: the step from one block to the next.
 
     Raises:
         GraphError: an argument is not valid.

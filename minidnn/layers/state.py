@@ -147,7 +147,7 @@ _FEW = 4
 
 
 class LoadedState(NamedTuple):
-    """What ``load_state_dict`` did not find, with PyTorch's names for it.
+    """The names that ``load_state_dict`` did not match, as PyTorch returns them.
 
     Attributes:
         missing_keys: parameters that the state dict lacks; they stay as they were.

@@ -335,9 +335,9 @@ class TransformerEncoderLayer(_TransformerLayer):
     ) -> Any:
         def attend(x: Any) -> Any:
             masks = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask}
-            given = {name: mask for name, mask in masks.items() if mask is not None}
+            present = {name: mask for name, mask in masks.items() if mask is not None}
             attention: Any = self.self_attn
-            return attention(x, x, x, need_weights=False, is_causal=is_causal, **given)[0]
+            return attention(x, x, x, need_weights=False, is_causal=is_causal, **present)[0]
 
         return self._with(self._with(src, 1, attend), 2, self._feed_forward)
 
@@ -382,13 +382,13 @@ class TransformerDecoderLayer(_TransformerLayer):
         memory_is_causal: bool = False,
     ) -> Any:
         def attend(attention: Any, to: Any, mask: Any, padding: Any, causal: bool) -> Any:
-            given = {"attn_mask": mask, "key_padding_mask": padding}
-            given = {name: each for name, each in given.items() if each is not None}
+            masks = {"attn_mask": mask, "key_padding_mask": padding}
+            masks = {name: each for name, each in masks.items() if each is not None}
 
             def branch(x: Any) -> Any:
                 other = x if to is None else to
-                found = attention(x, other, other, need_weights=False, is_causal=causal, **given)
-                return found[0]
+                results = attention(x, other, other, need_weights=False, is_causal=causal, **masks)
+                return results[0]
 
             return branch
 
@@ -421,7 +421,7 @@ class TransformerEncoder(_Stack):
 
     Args:
         encoder_layer: a layer, of which there are copies.
-        num_layers: how many.
+        num_layers: the number of copies.
         norm: a layer for the result, or None.
         enable_nested_tensor, mask_check: ignored.
 
@@ -450,9 +450,9 @@ class TransformerEncoder(_Stack):
         src_key_padding_mask: Any = None,
         is_causal: bool = False,
     ) -> Any:
-        given = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask}
-        given = {name: each for name, each in given.items() if each is not None}
-        return self._through(src, is_causal=bool(is_causal), **given)
+        masks = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask}
+        masks = {name: each for name, each in masks.items() if each is not None}
+        return self._through(src, is_causal=bool(is_causal), **masks)
 
 
 class TransformerDecoder(_Stack):
@@ -460,7 +460,7 @@ class TransformerDecoder(_Stack):
 
     Args:
         decoder_layer: a layer, of which there are copies.
-        num_layers: how many.
+        num_layers: the number of copies.
         norm: a layer for the result, or None.
 
     Raises:
@@ -491,6 +491,6 @@ class TransformerDecoder(_Stack):
             "tgt_key_padding_mask": tgt_key_padding_mask,
             "memory_key_padding_mask": memory_key_padding_mask,
         }
-        given = {name: mask for name, mask in masks.items() if mask is not None}
+        present = {name: mask for name, mask in masks.items() if mask is not None}
         causal = {"tgt_is_causal": bool(tgt_is_causal), "memory_is_causal": bool(memory_is_causal)}
-        return self._through(tgt, memory, **causal, **given)
+        return self._through(tgt, memory, **causal, **present)

@@ -94,7 +94,7 @@ MOST_HEAD_BYTES = 1 << 16
 MOST_HEADERS = 128
 #: Requests that a client may send ahead of their answers.
 MOST_PIPELINED = 16
-#: After so many chunks, a body must have so many bytes per chunk on average.
+#: The number of chunks after which a body must have a minimum of bytes per chunk, and the minimum.
 _FEW_CHUNKS, LEAST_CHUNK_BYTES = 2048, 16
 #: Bytes that are discarded after a refusal, before the connection is aborted.
 MOST_DISCARDED_BYTES = 1 << 28

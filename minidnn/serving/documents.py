@@ -148,8 +148,8 @@ def document(versions: Iterable[ServedVersion], has_token: bool) -> dict[str, An
     }
     for each in versions:
         name, version = each.source.name, each.source.version
-        for change, told in (("load", "Load a model anew"), ("unload", "Take no more for it")):
-            operation = _json(told, None, _ref("ChangeRequest"))
+        for change, summary in (("load", "Load a model anew"), ("unload", "Take no more for it")):
+            operation = _json(summary, None, _ref("ChangeRequest"))
             paths[f"/v2/repository/models/{name}/{change}"] = {"post": operation}
         for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{version}"):
             paths[path] = {"get": _json("Inputs and outputs", "Model")}
@@ -166,7 +166,7 @@ def document(versions: Iterable[ServedVersion], has_token: bool) -> dict[str, An
     }
 
 
-def _answers(told: str, status: int, media: str, schema: Any) -> dict[str, Any]:
+def _answers(summary: str, status: int, media: str, schema: Any) -> dict[str, Any]:
     """An operation: the schema of its answer, and those of all refusals."""
     refused = {
         str(each.status): {
@@ -175,13 +175,13 @@ def _answers(told: str, status: int, media: str, schema: Any) -> dict[str, Any]:
         }
         for each in Refusal
     }
-    answer = {"description": told, "content": {media: {"schema": schema}}}
-    return {"summary": told, "responses": {**refused, str(status): answer}}
+    answer = {"description": summary, "content": {media: {"schema": schema}}}
+    return {"summary": summary, "responses": {**refused, str(status): answer}}
 
 
-def _json(told: str, schema: str | None, body: Any = None) -> dict[str, Any]:
+def _json(summary: str, schema: str | None, body: Any = None) -> dict[str, Any]:
     """An operation with a JSON answer of a named schema and, if given, a JSON body."""
-    operation = _answers(told, 200, "application/json", _ref(schema) if schema else _FREE)
+    operation = _answers(summary, 200, "application/json", _ref(schema) if schema else _FREE)
     if schema in ("Ready", "ModelReady"):
         content = operation["responses"]["503"]["content"]
         content["application/json"] = {"schema": {"anyOf": [_ref(schema), _ref("Error")]}}
@@ -225,7 +225,7 @@ def _infer(model: ServedModel) -> dict[str, Any]:
 
 
 def _input(spec: Spec, rows: int) -> dict[str, Any]:
-    """The schema of an input of so many rows."""
+    """The schema of an input with ``rows`` rows."""
     shape = [rows, *spec.shape] if spec.batched else list(spec.shape)
     number: dict[str, Any] = {"type": "boolean"}
     if spec.dtype.kind == "f":
@@ -275,8 +275,8 @@ def page_of(repository: Repository) -> str:
         if (dots := _dots(meter))
     ]
     if charts:
-        told = "Requests of the last minute, or a part of them."
-        parts += ["<h2>Latency</h2>", paragraph(told), '<div class="charts">', *charts, "</div>"]
+        caption = "Requests of the last minute, or a part of them."
+        parts += ["<h2>Latency</h2>", paragraph(caption), '<div class="charts">', *charts, "</div>"]
     return page("minidnn serve", parts)
 
 

@@ -86,11 +86,7 @@ def model_parameters(repository: Repository, name: str, version: str) -> dict[st
     found: dict[str, Any] = {}
     if model.inputs[0].batched:
         rows = model.batch
-        found = {
-            "min_rows": rows.least,
-            "max_rows": rows.most,
-            "multiple_of_rows": rows.multiple,
-        }
+        found = {"min_rows": rows.least, "max_rows": rows.most, "multiple_of_rows": rows.multiple}
     if model.preparation is not None:
         found["preparation"] = asdict(model.preparation)
     return found

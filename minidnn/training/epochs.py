@@ -42,7 +42,7 @@ class FitArguments:
 
 
 def run(trainer: Any, given: FitArguments) -> None:
-    """Trains until so many epochs are complete in all; see :meth:`Trainer.fit`."""
+    """Trains until ``given.epochs`` epochs are complete in all; see :meth:`Trainer.fit`."""
     trainer.stop, trainer.halt, trainer.interrupted = False, None, False
     trainer.loader, trainer.place = given.train, None
     trainer.place = trainer.loader_is_at()

@@ -83,12 +83,12 @@ class Trainer:
             whose target is neither like the output nor indices of its classes.  A first axis as
             long as the batch follows the batch.
         seed: what dropout draws from.
-        accumulate: of how many batches gradients are added up for one update.
+        accumulate: the number of batches whose gradients are accumulated for one update.
         steps_per_launch: how many steps :meth:`fit` has a GPU take at once, for networks so small
             that Python is slower.  Losses and states have the same bits; callbacks are told of each
             step, in order, when all of a launch are done, and checkpoints have all of them.  What
             is left over is taken singly.  The CPU and the reference take one step after another.
-        average: by what a moving average of the parameters decays, which is evaluated instead of
+        average: the decay of a moving average of the parameters, which is evaluated instead of
             them; None for none.
         distributed: whether this process is one of several that train together, started by
             ``minidnn launch``, torchrun, mpirun or srun.  Each takes its own batches of this shape;
@@ -101,7 +101,7 @@ class Trainer:
         device, precision, options: as for :func:`minidnn.compile`.  Under ``memory_limit``, a
             number of bytes for states and all values of a step, the backward pass computes again
             what would not fit, with the same bits.  On the CPU, ``accuracy`` is "direct" by
-            default: what Winograd's F(4x4) rounds more, steps would add up.
+            default: the larger rounding errors of Winograd's F(4x4) would accumulate over steps.
 
     Raises:
         OutOfMemoryError: a step takes more than ``memory_limit``; it says how much.
@@ -237,8 +237,8 @@ class Trainer:
         return float(self.store[SCALE]) if self.scaling is not None else None
 
     def explain(self, measure: bool = False) -> str:
-        """What a step keeps for its backward pass and what it computes again, by value and in all,
-        and what each region is predicted to cost.
+        """Lists the values that a step keeps for its backward pass and those that it recomputes,
+        with totals, and the predicted cost of each region.
 
         ``measure`` times regions instead, on random inputs, and leaves what is trained as it is.
         UnsupportedError if the device does not time regions.
@@ -256,8 +256,8 @@ class Trainer:
         Returns the loss before the step, as an array of no axes.  A loss that is not finite
         changes nothing.  GraphError if the batch does not fit.
 
-        On a GPU, arrays that lie there are used as they are, targets without a look at them, and
-        the step is waited for when the loss is looked at.
+        On a GPU, arrays in its memory are used as they are, targets without a check of their
+        values, and the step is waited for when the loss is read.
         """
         inputs, shapes = self.feeding.inputs(x)
         is_last = (self.progress.batches + 1) % self.accumulate == 0
@@ -419,7 +419,7 @@ class Trainer:
             return {name: self.store[name].copy() for name in names if name in self.store}
 
     def take_snapshot(self, snapshot: Mapping[str, np.ndarray]) -> None:
-        """Sets what :meth:`snapshot` copied."""
+        """Restores the arrays that :meth:`snapshot` copied."""
         with self.store.lock:
             for name, array in snapshot.items():
                 self.store[name] = array

@@ -142,7 +142,7 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: a name of the record, of validation where it has that.
-        patience: after so many epochs without a better one.
+        patience: the number of epochs without a better one that ends training.
         best: "least" or "most"; None is what the measure says: losses, metrics of
             :mod:`minidnn.metrics`, functions with an attribute ``best``, and names such as "mae" or
             "top5" do.  Of others it is asked.

@@ -118,7 +118,7 @@ class Checkpoint(Callback):
     Args:
         path: where to; each file takes the place of the one before.
         every: after so many epochs, and after the last one; None is after the last one alone.
-        every_steps: also after so many updates of the parameters.
+        every_steps: also after each of so many updates of the parameters.
         every_minutes: also when so many minutes went by since the last save.
         signals: names of signals to save at.
         background: whether files are written while training goes on.  States are copied first; a
@@ -257,11 +257,11 @@ class RayReport(Callback):
     written, with the same bits.
 
     Args:
-        every: also after so many batches since the last report; None is after epochs alone.
+        every: report also after so many batches since the last report; None is after epochs alone.
 
     Raises:
         DeviceError: Ray Train cannot be imported.
-        GraphError: ``every`` is no whole number of at least 1.
+        GraphError: ``every`` is no integer of at least 1.
 
     >>> def train():  # in each worker
     ...     trainer = md.Trainer(

@@ -154,8 +154,8 @@ class BinaryCrossEntropy(Loss):
     output's shape.
 
     Args:
-        positive_weight: by what the loss of positive targets is multiplied, one number or one for
-            each element of the output's last axis.
+        positive_weight: the factor of the loss of positive targets, one number or one for each
+            element of the output's last axis.
 
     Raises:
         GraphError: the argument is not valid.

@@ -291,7 +291,7 @@ class Contrastive(_OfLabels):
 
 @dataclass(frozen=True)
 class SupervisedContrastive(_OfLabels):
-    """Of rows of length 1, ``z``, of one output (N, D) and labels (N,): minus the mean, over the
+    """For rows ``z`` of length 1 of one output (N, D) and labels (N,): minus the mean, over the
     others of a sample's label, of ``log(exp(z @ other / t) / sum)``, where the sum is that of all
     other samples; the mean over samples with others of their label.
 

@@ -64,7 +64,7 @@ class Adam(Moments):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        betas: by what the two means decay in a step.
+        betas: the decays of the two means in a step.
         eps: added to the root.
         amsgrad: whether the largest mean of squares so far takes the place of ``v``.
 
@@ -130,7 +130,7 @@ class AdamW(Adam):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        betas: by what the two means decay in a step.
+        betas: the decays of the two means in a step.
         eps: added to the root.
         amsgrad: whether the largest mean of squares so far takes the place of ``v``.
 
@@ -159,9 +159,9 @@ class RMSprop(Optimizer):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        alpha: by what the mean of squares decays in a step.
+        alpha: the decay of the mean of squares in a step.
         eps: added to the root.
-        momentum: by what the sum of what is subtracted decays in a step, as in :class:`SGD`.
+        momentum: the decay of the sum of steps, as in :class:`SGD`.
         centered: whether the variance takes the place of ``v``.
 
     Raises:
@@ -262,7 +262,7 @@ class NAdam(_Decoupled):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        betas: by what the two means decay in a step.
+        betas: the decays of the two means in a step.
         eps: added to the root.
         momentum_decay: how fast the momentum grows to the first of ``betas``.
         decoupled_weight_decay: whether weights decay by themselves, as in :class:`AdamW`.
@@ -323,7 +323,7 @@ class RAdam(_Decoupled):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        betas: by what the two means decay in a step.
+        betas: the decays of the two means in a step.
         eps: added to the root.
         decoupled_weight_decay: whether weights decay by themselves, as in :class:`AdamW`.
 
@@ -374,7 +374,7 @@ class Adamax(Moments):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        betas: by what ``m`` and ``u`` decay in a step.
+        betas: the decays of ``m`` and ``u`` in a step.
         eps: added to sizes of gradients.
 
     Raises:

@@ -39,7 +39,7 @@ class LARS(Optimizer):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        momentum: by what the sum of steps decays.
+        momentum: the decay of the sum of steps.
         trust: the length of a step, as a part of the parameter's.
 
     Raises:
@@ -89,7 +89,7 @@ class LAMB(Moments):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        betas: by what the two means decay in a step.
+        betas: the decays of the two means in a step.
         eps: added to the root.
 
     Raises:
@@ -155,11 +155,11 @@ class Muon(Optimizer):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        momentum: by what the mean of gradients decays in a step.
+        momentum: the decay of the mean of gradients in a step.
         nesterov: whether the gradient is mixed in once more.
         ns_coefficients: of the polynomial ``a * x + b * x**3 + c * x**5``.
         eps: the least norm that the mean is divided by.
-        ns_steps: how often the polynomial is taken.
+        ns_steps: how often the polynomial is applied.
         adjust_lr_fn: the ratio: "original" or None, ``sqrt(max(1, rows / columns))``; or
             "match_rms_adamw", ``0.2 * sqrt(max(rows, columns))``, for :class:`AdamW`'s rates.
         others: the optimizer of parameters with fewer than two axes; without one they are refused.

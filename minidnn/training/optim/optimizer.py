@@ -52,7 +52,7 @@ class Update:
     ...     def apply(self, update):
     ...         p, g = update.parameter, update.gradient
     ...         lr = update.numbers["rate"]
-    ...         step = lambda p, g, lr: p - lr * where(g > 0, 1.0, -1.0)
+    ...         step = lambda p, g, lr: p - lr * md.scalar.where(g > 0, 1.0, -1.0)
     ...         update.become(p, step, p, g, lr)
     """
 
@@ -97,19 +97,19 @@ def if_finite(loss: Value, old: Value, body: Callable[..., Expression], *operand
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What parameters become, by their gradients. A subclass defines :meth:`apply`.
+    """An update rule of parameters, by their gradients. A subclass defines :meth:`apply`.
 
     Args:
         lr: the learning rate, or a function from the number of a step, counted from 0, to one: a
             schedule.
-        weight_decay: by what parameters are multiplied where the formula adds them to gradients.
+        weight_decay: the factor of parameters where the formula adds them to gradients.
         decay: "all" parameters decay, or "weights", which leaves out biases and normalizations,
             those with fewer than two axes.
-        groups: by patterns of parameters' names another ``weight_decay``, or an ``lr`` that
-            multiplies the learning rate; the last pattern that fits counts.
-        clip_norm: the largest root of the sum of the squares of all gradients; longer ones are
-            shortened. None for any.
-        clip_value: the largest number of a gradient, either way; that limit comes first.
+        groups: options by patterns of parameters' names: another ``weight_decay``, or an ``lr``
+            that multiplies the learning rate; the last pattern that fits counts.
+        clip_norm: the largest norm of all gradients together; longer ones are scaled down. None for
+            any.
+        clip_value: the largest absolute value in a gradient; this limit is applied first.
 
     Raises:
         GraphError: an argument is not valid.
@@ -244,9 +244,9 @@ class LossScale:
 
     Args:
         initial: the scale that training begins with.
-        growth: by what it is multiplied after ``every`` good steps.
-        backoff: by what it is multiplied after a step that was skipped.
-        every: after how many good steps in a row it grows.
+        growth: its factor after ``every`` good steps.
+        backoff: its factor after a step that was skipped.
+        every: the number of good steps in a row after which it grows.
 
     Raises:
         GraphError: an argument is not valid.

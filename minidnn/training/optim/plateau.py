@@ -29,11 +29,11 @@ class ReduceOnPlateau(Callback):
         monitor: a name of epochs' records, such as "loss" or "accuracy"; that of validation counts
             where there is one.
         factor: what the rate is multiplied by, less than 1.
-        patience: so many epochs in a row may be no better.
+        patience: the number of epochs in a row that may be no better.
         best: "least" or "most"; None is "least" for losses and errors, and asks for others.
         threshold: by how much an epoch must be better to count as such.
         threshold_mode: "rel", a part of the best so far, or "abs", a number.
-        cooldown: so many epochs after the rate fell are not counted.
+        cooldown: the number of epochs that are not counted after the rate fell.
         min_lr: the rate does not fall below it.
         eps: a rate that would fall by no more than that stays.
 

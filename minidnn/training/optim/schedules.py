@@ -33,7 +33,7 @@ class RateSchedule:
 
     Args:
         lr: the rate that the warm-up leads to.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
@@ -70,7 +70,7 @@ class ConstantRate(RateSchedule):
 
     Args:
         lr: the rate.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     >>> optimizer = md.optim.SGD(md.optim.ConstantRate(0.1, warmup=100))
     """
@@ -85,9 +85,9 @@ class StepDecay(RateSchedule):
 
     Args:
         lr: the rate at first.
-        every: after so many steps it falls.
+        every: the number of steps after which it falls.
         factor: what it is multiplied by then.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     >>> lr = md.optim.StepDecay(0.1, every=3000)
     """
@@ -112,7 +112,7 @@ class MultiStep(RateSchedule):
         lr: the rate at first.
         milestones: the steps after which it falls, counted from the end of the warm-up.
         factor: what it is multiplied by at each.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
@@ -146,7 +146,7 @@ class Exponential(RateSchedule):
         factor: what it is multiplied by in ``every`` steps.
         every: the steps that this takes; an epoch's make it PyTorch's ``ExponentialLR``, and
             smooth within an epoch.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
@@ -194,7 +194,7 @@ class LinearDecay(_Ending):
         lr: the rate at first.
         steps: in all, the warm-up included.
         end: the rate at the end.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     >>> optimizer = md.optim.SGD(md.optim.LinearDecay(0.1, steps=1000, warmup=100))
     """
@@ -212,7 +212,7 @@ class Polynomial(_Ending):
         steps: in all, the warm-up included.
         end: the rate at the end.
         power: the exponent; 1 makes it :class:`LinearDecay`.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
@@ -238,7 +238,7 @@ class Cosine(_Ending):
         lr: the rate at first.
         steps: in all, the warm-up included.
         end: the rate at the end.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Source: Loshchilov and Hutter, arXiv:1608.03983.
 
@@ -258,9 +258,9 @@ class OneCycle(RateSchedule):
         lr: the largest rate.
         steps: in all.
         rise: the part of the steps that rising takes.
-        start: by what the first rate is less than the largest.
-        last: by what the last rate is less than the first.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        start: the largest rate divided by the first.
+        last: the first rate divided by the last.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
@@ -302,9 +302,9 @@ class CosineRestarts(RateSchedule):
     Args:
         lr: the rate that each wave begins with.
         period: steps of the first wave.
-        grow: by what each wave is longer than the one before, a whole number.
+        grow: the length of each wave divided by that of the one before, an integer.
         end: the rate that waves lead to.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
@@ -346,7 +346,7 @@ class Cyclic(RateSchedule):
         mode: what the height above ``lr`` becomes: "triangular" stays, "triangular2" is halved
             with each cycle, and "exp_range" is multiplied by ``factor`` in each step.
         factor: for "exp_range".
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
