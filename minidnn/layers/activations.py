@@ -127,8 +127,8 @@ class PReLU(Layer):
         self.weight = Parameter((num_parameters,), filled(init))
 
     def forward(self, x: Any) -> Any:
-        one = self.num_parameters == 1
-        tensors, vectors = (2, 0) if one else (1, 1)
+        is_shared = self.num_parameters == 1
+        tensors, vectors = (2, 0) if is_shared else (1, 1)
         value, slope = argument(0), argument(1)
         body = where(value > 0.0, value, slope * value)
         return apply(ops.Formula(body, tensors, vectors, "PReLU"), x, *self.constants("weight"))

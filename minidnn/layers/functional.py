@@ -203,7 +203,7 @@ def _is_others(layer: Layer) -> bool:
     """Whether a layer's own code is not minidnn's."""
     kinds = type(layer).__mro__[: type(layer).__mro__.index(Layer)]
     modules = [kind.__module__ for kind in kinds] + [type(layer).forward.__module__]
-    if "forward" in vars(layer) or not all(f"{each}.".startswith(_OURS) for each in modules):
+    if "forward" in vars(layer) or not all(f"{module}.".startswith(_OURS) for module in modules):
         return True
     return isinstance(layer, Model) and not all(map(_is_ours, layer.functions))
 

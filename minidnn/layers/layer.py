@@ -108,7 +108,7 @@ class Layer:
             known = taken_by(cls).parameters
             if cls.__init__ is object.__init__:
                 raise TypeError(f"{cls.__name__}() takes no arguments, as it has no __init__")
-            any_name = any(each.kind is each.VAR_KEYWORD for each in known.values())
+            any_name = any(argument.kind is argument.VAR_KEYWORD for argument in known.values())
             for name in () if any_name else [o for o in options if o not in known]:
                 raise TypeError(
                     f"{cls.__name__}() got an unexpected argument {name}={options[name]!r:.80}"

@@ -120,13 +120,13 @@ class MultiheadAttention(Layer):
             raise misfit(
                 "MultiheadAttention", "is_causal=True without attn_mask; valid is the mask itself"
             )
-        for each in (query, key, value):
-            check_rank("MultiheadAttention", each, 2, 3)
+        for operand in (query, key, value):
+            check_rank("MultiheadAttention", operand, 2, 3)
         single = query.type.rank == 2
         parts = [query, key, value]
         if single:
             rows = query[:, None]
-            parts = [rows if each is query else each[:, None] for each in parts]
+            parts = [rows if operand is query else operand[:, None] for operand in parts]
         order = (0, 2, 1, 3) if self.batch_first and not single else (1, 2, 0, 3)
         q, k, v = self._projected(parts, order)
         scores = (q * (1 / sqrt(q.shape[-1]))) @ k.swapaxes(-1, -2)
@@ -243,8 +243,8 @@ class _TransformerLayer(Layer):
         bias: bool,
     ) -> None:
         name, (d_model, dim_feedforward) = type(self).__name__, sizes
-        for each, attention in attentions.items():
-            setattr(self, each, attention)
+        for attention_name, attention in attentions.items():
+            setattr(self, attention_name, attention)
         hidden = check_count(name, "dim_feedforward", dim_feedforward)
         self.linear1 = Linear(d_model, hidden, bias)
         self.dropout = Dropout(dropout)

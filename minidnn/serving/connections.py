@@ -55,7 +55,7 @@ class Unfinished:
         self.size += size - held.size
         held.size = size
         while self.size > self.most:
-            oldest = next(each for each in self._held if each.size)
+            oldest = next(part for part in self._held if part.size)
             self.drop(oldest)
             oldest.give_up()
 
@@ -318,9 +318,9 @@ class Connection(HttpToolsProtocol):
     def _make_room(self) -> None:
         """Aborts the connection that the server has waited for longest, or refuses this one."""
         waiting = {
-            each._waits: each
-            for each in self.connections
-            if isinstance(each, Connection) and each._waits is not None
+            connection._waits: connection
+            for connection in self.connections
+            if isinstance(connection, Connection) and connection._waits is not None
         }
         oldest = waiting[min(waiting)]
         if oldest is self:
@@ -480,8 +480,8 @@ def _window(rest: memoryview, coding: str) -> int:
 def accepted(accept_encoding: str | None) -> str | None:
     """The known coding that a client prefers, gzip on a tie; None if it accepts neither."""
     choices: list[tuple[float, str]] = []
-    for each in (accept_encoding or "").lower().split(",")[:20]:
-        name, _, parameter = each.partition(";")
+    for offer in (accept_encoding or "").lower().split(",")[:20]:
+        name, _, parameter = offer.partition(";")
         key, _, value = parameter.partition("=")
         try:
             quality = float(value) if key.strip() == "q" else 1.0

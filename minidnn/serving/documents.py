@@ -146,16 +146,16 @@ def document(versions: Iterable[ServedVersion], has_token: bool) -> dict[str, An
         "/v2/health/ready": {"get": _json("Whether all models are ready", "Ready")},
         "/v2/repository/index": {"post": _json("All models", "Index", _ref("IndexRequest"))},
     }
-    for each in versions:
-        name, version = each.source.name, each.source.version
+    for entry in versions:
+        name, version = entry.source.name, entry.source.version
         for change, summary in (("load", "Load a model anew"), ("unload", "Take no more for it")):
             operation = _json(summary, None, _ref("ChangeRequest"))
             paths[f"/v2/repository/models/{name}/{change}"] = {"post": operation}
         for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{version}"):
             paths[path] = {"get": _json("Inputs and outputs", "Model")}
             paths[f"{path}/ready"] = {"get": _json("Whether it is ready", "ModelReady")}
-            if each.batcher is not None:
-                paths[f"{path}/infer"] = {"post": _infer(each.batcher.model)}
+            if entry.batcher is not None:
+                paths[f"{path}/infer"] = {"post": _infer(entry.batcher.model)}
     schemes = {"token": {"type": "http", "scheme": "bearer"}} if has_token else {}
     return {
         "openapi": "3.1.0",
@@ -169,11 +169,11 @@ def document(versions: Iterable[ServedVersion], has_token: bool) -> dict[str, An
 def _answers(summary: str, status: int, media: str, schema: Any) -> dict[str, Any]:
     """An operation: the schema of its answer, and those of all refusals."""
     refused = {
-        str(each.status): {
-            "description": each.name.lower(),
+        str(kind.status): {
+            "description": kind.name.lower(),
             "content": {"application/json": {"schema": _ref("Error")}},
         }
-        for each in Refusal
+        for kind in Refusal
     }
     answer = {"description": summary, "content": {media: {"schema": schema}}}
     return {"summary": summary, "responses": {**refused, str(status): answer}}

@@ -323,8 +323,8 @@ def _small(name: str, answer: Callable[[Any], Awaitable[Any]]) -> Callable[[byte
 def _request_of(request: Any, raw: Sequence[memoryview]) -> protocol.Request:
     """The request of a message and its raw tensors; Fault if these contradict each other."""
     protocol.check_parameters("the request", list(request.parameters))
-    for each in (*request.inputs, *request.outputs):
-        protocol.check_parameters(f"{each.name!r:.100}", list(each.parameters))
+    for tensor in (*request.inputs, *request.outputs):
+        protocol.check_parameters(f"{tensor.name!r:.100}", list(tensor.parameters))
     if raw and len(raw) != len(request.inputs):
         raise invalid(
             f"raw_input_contents has {len(raw)} parts; valid are {len(request.inputs)}, one for "
@@ -332,13 +332,13 @@ def _request_of(request: Any, raw: Sequence[memoryview]) -> protocol.Request:
         )
     inputs = [
         RequestTensor(
-            each.name, each.datatype, tuple(each.shape), raw[i] if raw else _contents(each)
+            tensor.name, tensor.datatype, tuple(tensor.shape), raw[i] if raw else _contents(tensor)
         )
-        for i, each in enumerate(request.inputs)
+        for i, tensor in enumerate(request.inputs)
     ]
-    if raw and any(each.HasField("contents") for each in request.inputs):
+    if raw and any(tensor.HasField("contents") for tensor in request.inputs):
         raise invalid("inputs have contents beside raw_input_contents; valid is one of both")
-    return protocol.Request(inputs, [each.name for each in request.outputs], request.id)
+    return protocol.Request(inputs, [tensor.name for tensor in request.outputs], request.id)
 
 
 def _contents(given: Any) -> Sequence[Any]:

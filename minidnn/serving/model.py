@@ -141,10 +141,10 @@ class ServedModel:
         if len(pieces) == 1:
             return pieces[0]
         rows = max(part.end for part in parts)
-        outputs = [np.empty((rows, *each.shape[1:]), each.dtype) for each in pieces[0]]
+        outputs = [np.empty((rows, *output.shape[1:]), output.dtype) for output in pieces[0]]
         for part, piece in zip(parts, pieces, strict=True):
-            for result, each in zip(outputs, piece, strict=True):
-                result[part.begin : part.end] = each
+            for result, output in zip(outputs, piece, strict=True):
+                result[part.begin : part.end] = output
         return outputs
 
     def _gather(
@@ -186,7 +186,7 @@ def load(source: Source, max_batch: int) -> ServedModel:
     """
     opened = source.open()
     model = _loaded(source, opened, max_batch)
-    shapes = [(None, *each.shape) if each.batched else each.shape for each in model.inputs]
+    shapes = [(None, *spec.shape) if spec.batched else spec.shape for spec in model.inputs]
     check_takes(opened.preparation, source.name, shapes)
     model.preparation = opened.preparation
     return model

@@ -172,9 +172,9 @@ class Batcher:
         begun = self._loop.time()
         results: Sequence[list[np.ndarray]] | Exception = ()
         if batch:
-            rows = [each.rows for each in batch]
+            rows = [request.rows for request in batch]
             try:
-                results = self.model.run([each.inputs for each in batch], rows)
+                results = self.model.run([request.inputs for request in batch], rows)
             except Exception as error:
                 log.exception("model %r fails", self.model.source.name)
                 results = error
@@ -210,16 +210,16 @@ class Batcher:
         if isinstance(ran.results, Exception):
             error = ran.results
             told = f"model {self.model.source.name!r} fails: {type(error).__name__}: {error}"
-            for each in ran.batch:
-                if not each.future.done():
-                    each.future.set_exception(Fault(Refusal.FAILED, told))
+            for request in ran.batch:
+                if not request.future.done():
+                    request.future.set_exception(Fault(Refusal.FAILED, told))
             return
         if ran.batch:
-            self.meter.batch(sum(each.rows for each in ran.batch), ran.ended - ran.begun)
-        for each, result in zip(ran.batch, ran.results, strict=True):
-            self.meter.waited(ran.begun - each.arrived)
-            if not each.future.done():  # the caller may have gone
-                each.future.set_result(result)
+            self.meter.batch(sum(request.rows for request in ran.batch), ran.ended - ran.begun)
+        for request, result in zip(ran.batch, ran.results, strict=True):
+            self.meter.waited(ran.begun - request.arrived)
+            if not request.future.done():  # the caller may have gone
+                request.future.set_result(result)
 
 
 Result = TypeVar("Result")
@@ -255,7 +255,7 @@ class Repository:
     def __init__(self, sources: Sequence[Source], settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self._entries = {(each.name, each.version): ServedVersion(each) for each in sources}
+        self._entries = {(source.name, source.version): ServedVersion(source) for source in sources}
         self._compute = ThreadPoolExecutor(1, "minidnn-batches")
         self._loader = ThreadPoolExecutor(1, "minidnn-loader")
         self._bodies = ThreadPoolExecutor(2, "minidnn-bodies")

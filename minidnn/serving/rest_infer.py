@@ -45,15 +45,15 @@ class RestRequest:
         parameters = _parameters(document, "the request")
         self._all_binary = _flag(parameters, "binary_data_output", "the request")
         self._outputs: dict[str, bool] = {}
-        for each in _objects(document, "outputs", 0):
-            name = _text(each, "name", "an output")
-            given = _parameters(each, f"output {name!r:.100}")
+        for entry in _objects(document, "outputs", 0):
+            name = _text(entry, "name", "an output")
+            given = _parameters(entry, f"output {name!r:.100}")
             self._outputs[name] = (
                 _flag(given, "binary_data", f"output {name!r:.100}")
                 if "binary_data" in given
                 else self._all_binary
             )
-        given_inputs = [self._input(each) for each in _objects(document, "inputs", 1)]
+        given_inputs = [self._input(entry) for entry in _objects(document, "inputs", 1)]
         if len(self._binary):
             raise invalid(
                 f"{len(self._binary)} bytes are left behind the last input; valid are as many as "
@@ -68,12 +68,12 @@ class RestRequest:
         """Whether an output is to be answered in binary."""
         return self._outputs.get(output, self._all_binary)
 
-    def _input(self, each: dict[str, Any]) -> RequestTensor:
+    def _input(self, entry: dict[str, Any]) -> RequestTensor:
         """Parses an input, and takes its data off the binary tensors if it is binary."""
-        name = _text(each, "name", "an input")
+        name = _text(entry, "name", "an input")
         where = f"input {name!r:.100}"
-        datatype = _text(each, "datatype", where)
-        shape = each.get("shape")
+        datatype = _text(entry, "datatype", where)
+        shape = entry.get("shape")
         if (
             not isinstance(shape, list)
             or len(shape) > _MOST_SIZES
@@ -83,12 +83,12 @@ class RestRequest:
                 f"{where} has shape {shape!r:.100}; valid is a list of at most {_MOST_SIZES} whole "
                 f"numbers from 0 to 2^{_SIZE_BITS} - 1"
             )
-        size = _parameters(each, where).get("binary_data_size")
+        size = _parameters(entry, where).get("binary_data_size")
         if size is None:
-            if not isinstance(each.get("data"), (list, NumberText)):
+            if not isinstance(entry.get("data"), (list, NumberText)):
                 raise invalid(f"{where} has no data; valid is a list, or binary_data_size")
-            return RequestTensor(name, datatype, tuple(shape), each["data"])
-        if "data" in each or not self._has_binary:
+            return RequestTensor(name, datatype, tuple(shape), entry["data"])
+        if "data" in entry or not self._has_binary:
             raise invalid(
                 f"{where} has binary_data_size; valid is that without data, and with the header "
                 f"{LENGTH}"

@@ -86,9 +86,9 @@ class Server:
         """Serves as :meth:`run` does, in the running event loop."""
         check_certificate(self._settings)
         loop = self._loop = asyncio.get_running_loop()
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
-                loop.add_signal_handler(each, self._stop.set)
+                loop.add_signal_handler(number, self._stop.set)
         settings, repository = self._settings, Repository(self._sources, self._settings)
         listener = listen(settings.host, settings.port)
         try:

@@ -87,10 +87,12 @@ def arrays_of(
     Fault if an input is missing, unknown or given twice, or if its dtype, its shape or the number
     of rows is not valid.
     """
-    by_name = {each.name: each for each in given}
+    by_name = {tensor.name: tensor for tensor in given}
     names = [spec.name for spec in specs]
-    if sorted(each.name for each in given) != sorted(names):
-        raise invalid(f"inputs {[each.name for each in given]!r:.300} are given; valid are {names}")
+    if sorted(tensor.name for tensor in given) != sorted(names):
+        raise invalid(
+            f"inputs {[tensor.name for tensor in given]!r:.300} are given; valid are {names}"
+        )
     rows = _rows(specs, by_name, batch)
     return [_array(spec, by_name[spec.name], rows) for spec in specs], rows
 
@@ -155,7 +157,7 @@ def _flat(spec: Spec, shape: tuple[int, ...], data: Sequence[Any]) -> Sequence[A
     if data and isinstance(data[0], list):
         level: Sequence[Any] = [data]
         for size in shape:
-            if any(type(each) is not list or len(each) != size for each in level):
+            if any(type(entry) is not list or len(entry) != size for entry in level):
                 raise wrong_count(_where(spec), shape, "is nested in another way")
             level = list(chain.from_iterable(level))
         return level
@@ -171,7 +173,7 @@ def _where(spec: Spec) -> str:
 
 def are_encoded(given: Sequence[RequestTensor]) -> bool:
     """Whether a request has encoded pictures, which take long to decode."""
-    return any(each.datatype == ENCODED for each in given)
+    return any(tensor.datatype == ENCODED for tensor in given)
 
 
 def with_pictures(
@@ -187,14 +189,15 @@ def with_pictures(
     """
     if len(given) != len(specs):
         return list(given)  # the count is refused later, as for any inputs
-    takes = preparation is not None and len(specs) == 1 and specs[0].batched
-    if preparation is None or not takes or specs[0].datatype != "FP32":
+    takes_pictures = preparation is not None and len(specs) == 1 and specs[0].batched
+    if preparation is None or not takes_pictures or specs[0].datatype != "FP32":
         raise invalid(
             f"an input has datatype {ENCODED}; valid for this model is {specs[0].datatype}, as "
             "its file does not say how pictures are prepared"
         )
     return [
-        _numbers(each, preparation, batch) if each.datatype == ENCODED else each for each in given
+        _numbers(tensor, preparation, batch) if tensor.datatype == ENCODED else tensor
+        for tensor in given
     ]
 
 

@@ -37,7 +37,7 @@ def as_layer(network: Any, shape: Shapes | None) -> tuple[Layer, Shapes]:
             )
         return network, shape
     layer = CarriedNetwork(network, shape)
-    return layer, [list(each) for each in layer.shapes]
+    return layer, [list(sizes) for sizes in layer.shapes]
 
 
 class _Normalization(BatchNorm2d):

@@ -85,8 +85,8 @@ def _epoch(trainer: Any, given: FitArguments) -> None:
         try:
             for trainer.progress, trainer.last in told:
                 trainer.launched = at
-                for each in given.callbacks:
-                    each.after_step(trainer)
+                for callback in given.callbacks:
+                    callback.after_step(trainer)
         finally:
             trainer.progress, trainer.launched = at, None
         if error is not None:
@@ -110,8 +110,8 @@ def _epoch(trainer: Any, given: FitArguments) -> None:
         trainer.measured.states = {}
         trainer.history.append(record)
         trainer.place = trainer.loader_is_at()
-    for each in given.callbacks:
-        each.after_epoch(trainer, record)
+    for callback in given.callbacks:
+        callback.after_epoch(trainer, record)
 
 
 def _measured(trainer: Any) -> Record:

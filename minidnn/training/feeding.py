@@ -133,7 +133,7 @@ class Feeding:
             inputs = [x[name] for name in self._names]
         else:
             inputs = list(x) if isinstance(x, (tuple, list)) else [x]
-        shapes = tuple(tuple(np.shape(each)) for each in inputs)
+        shapes = tuple(tuple(np.shape(array)) for array in inputs)
         if [shape[1:] for shape in shapes] != [shape[1:] for shape in self.shapes] or () in shapes:
             raise GraphError(
                 f"x has shapes {', '.join(map(str, shapes))}; valid are "

@@ -124,7 +124,7 @@ class Objective:
     @property
     def of_sets(self) -> list[str]:
         """The names of the metrics that are computed over whole sets."""
-        return [each.name for each in self.measures if isinstance(each.function, Metric)]
+        return [measure.name for measure in self.measures if isinstance(measure.function, Metric)]
 
     @property
     def totals(self) -> dict[str, float]:

@@ -346,10 +346,10 @@ def _summed(
     """The gradients of the last of several batches, added to the sums of those before it."""
     factor = 1.0 / share
     sums = []
-    for parameter, each in zip(parameters, gradients, strict=True):
+    for parameter, grad in zip(parameters, gradients, strict=True):
         total = _slot(trace, "sum", parameter)
         with trace.scope(total.name, leaf=True):
-            sums.append(pointwise("Sum", lambda total, g: total + factor * g, total, each))
+            sums.append(pointwise("Sum", lambda total, g: total + factor * g, total, grad))
     return sums
 
 
@@ -414,14 +414,14 @@ def _shared(
         return total + factor * g
 
     sums = []
-    for parameter, each in zip(parameters, gradients, strict=True):
+    for parameter, grad in zip(parameters, gradients, strict=True):
         total = _slot(trace, "sum", parameter)
         with trace.scope(total.name, leaf=True):
             if last:
-                sums.append(pointwise("Sum", body, total, each))
+                sums.append(pointwise("Sum", body, total, grad))
                 trace.update(total, if_finite(loss, total, lambda: constant(0.0)))
             else:
-                trace.update(total, if_finite(loss, total, body, total, each))
+                trace.update(total, if_finite(loss, total, body, total, grad))
     return sums
 
 
@@ -434,9 +434,9 @@ def _optimized(
     loss: Value,
 ) -> None:
     """Adds the optimizer's updates of all parameters and of their slots."""
-    for parameter, each in zip(parameters, gradients, strict=True):
+    for parameter, grad in zip(parameters, gradients, strict=True):
         slots = {kind: _slot(trace, kind, parameter) for kind in optimizer.kept}
-        update = Update(trace, parameter, each, slots, numbers[parameter.name], loss)
+        update = Update(trace, parameter, grad, slots, numbers[parameter.name], loss)
         optimizer.settle(update)
         with trace.scope(f"optimizer.{parameter.name}", leaf=True):
             optimizer.apply(update)

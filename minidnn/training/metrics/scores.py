@@ -79,18 +79,18 @@ class Ranking(OfClasses):
     def result(self, states: States) -> Any:
         scores, target, keep = (states[name] for name in ("scores", "target", "keep"))
         scores = _softmax(scores) if self.task == "multiclass" else scores
-        each = np.array(
+        by_class = np.array(
             [self.of_one(s[k], t[k]) for s, t, k in zip(scores.T, target.T, keep.T, strict=True)]
         )
         if self.task == "binary":
-            return float(each[0])
+            return float(by_class[0])
         if self.average in (None, "none"):
-            return each
+            return by_class
         weight = (
-            (target * keep).sum(0) if self.average == "weighted" else np.ones(len(each))
+            (target * keep).sum(0) if self.average == "weighted" else np.ones(len(by_class))
         ) * 1.0
-        known = ~np.isnan(each)
-        return float(ratio((weight * each)[known].sum(), weight[known].sum()))
+        known = ~np.isnan(by_class)
+        return float(ratio((weight * by_class)[known].sum(), weight[known].sum()))
 
     def of_one(self, scores: np.ndarray, target: np.ndarray) -> float:
         """The metric of one class, from its scores (S,) and targets 0 and 1."""

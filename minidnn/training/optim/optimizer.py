@@ -85,7 +85,7 @@ class Update:
 def if_finite(loss: Value, old: Value, body: Callable[..., Expression], *operands: Value) -> Value:
     """The formula of operands if the loss is finite, else the old value, as one operator."""
     values = list(dict.fromkeys((loss, old, *operands)))
-    indices = [values.index(each) for each in (loss, old, *operands)]
+    indices = [values.index(value) for value in (loss, old, *operands)]
 
     def guarded(*arguments: Expression) -> Expression:
         loss, old, *rest = (arguments[i] for i in indices)
@@ -209,8 +209,8 @@ class Optimizer:
         if self.clip_norm is not None:
             squares = [squared(g) for g in clipped]
             total = squares[0]
-            for each in squares[1:]:
-                total = total + each
+            for square in squares[1:]:
+                total = total + square
             most = float(self.clip_norm)
 
             def body(g: Expression, total: Expression) -> Expression:
@@ -299,9 +299,9 @@ class LossScale:
 def unscaled(trace: Trace, gradients: Sequence[Value], scale: Value) -> list[Value]:
     """The gradients divided by the scale of the loss that they are of."""
     divided = []
-    for each in gradients:
+    for gradient in gradients:
         with trace.scope("loss_scale", leaf=True):
-            divided.append(pointwise("Unscale", lambda g, s: g / s, each, scale))
+            divided.append(pointwise("Unscale", lambda g, s: g / s, gradient, scale))
     return divided
 
 
@@ -312,9 +312,9 @@ def if_all_finite(trace: Trace, loss: Value, gradients: Sequence[Value]) -> Valu
     """
     with trace.scope("loss_scale", leaf=True):
         sums: list[Any] = []
-        for each in gradients:
-            others = tuple(range(1, each.type.rank))
-            total: Any = apply(ops.Reduce("sum", others), each) if others else each
+        for gradient in gradients:
+            others = tuple(range(1, gradient.type.rank))
+            total: Any = apply(ops.Reduce("sum", others), gradient) if others else gradient
             sums.append(total if total.type.rank else total.reshape((1,)))
         totals: Any = sums[0] if len(sums) == 1 else apply(ops.Concat(0), *sums)
         guard: Value = pointwise(
