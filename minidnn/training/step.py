@@ -64,8 +64,8 @@ class TrainedParameters:
         self.has_changed(0)
 
     def has_changed(self, step: int) -> bool:
-        """Whether other parameters are trained now than at the last call, so that programs must be
-        compiled again.  ``step`` is the next step.
+        """Whether other parameters are trained, or other layers frozen, than at the last call, so
+        that programs must be compiled again.  ``step`` is the next step.
         """
         if self._seen == changes.count:
             return False

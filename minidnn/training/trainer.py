@@ -65,35 +65,35 @@ class Trainer:
 
     Args:
         network: any layer, or what :func:`minidnn.compile` takes besides: an ONNX file, a graph, a
-            PyTorch module.  Its parameters are copied; it stays as it is.  Of what is no layer,
-            constants of more than one element are trained by their names, and ``trainer.network``
-            is a layer of the same outputs, to be saved and compiled.
+            PyTorch module.  Its parameters are copied; it stays as it is.  If it is no layer, its
+            constants of more than one element are trained under their names, and
+            ``trainer.network`` is a layer with the same outputs, to be saved and compiled.
         shape: of the network's input with the batch, as :func:`minidnn.compile` takes it.
         loss: one of :mod:`minidnn.training.losses`, or any function of output and target on
-            symbols that gives one number.  Of several outputs a mapping from their names, or a
-            sequence in their order, of such, or of pairs of such and a number that multiplies it:
+            symbols that gives one number.  For several outputs, a mapping from their names or a
+            sequence in their order, of losses or of pairs of a loss and its factor:
             ``{"main": CrossEntropy(), "aux": (CrossEntropy(), 0.4)}``.  Each has a target of its
             own, in a mapping by the outputs' names or in a tuple; one array is the target of all.
         optimizer: one of :mod:`minidnn.training.optim`.
-        metrics: what is measured besides what the loss suggests, by name: metrics of
-            :mod:`minidnn.metrics`, which are of whole epochs, or functions like the loss, of which
-            means are taken; None leaves out what the loss suggests.  Those of one of several
-            outputs stand in a mapping under its name.
+        metrics: measures by name, besides those that the loss suggests: metrics of
+            :mod:`minidnn.metrics`, which are computed over whole epochs, or functions like the
+            loss, which are averaged; None leaves out one that the loss suggests.  Those of one of
+            several outputs are in a mapping under its name.
         targets: shapes and dtypes of the targets, in order or by name, for a loss of one's own
             whose target is neither like the output nor indices of its classes.  A first axis as
             long as the batch follows the batch.
-        seed: what dropout draws from.
+        seed: of dropout's random numbers.
         accumulate: the number of batches whose gradients are accumulated for one update.
-        steps_per_launch: how many steps :meth:`fit` has a GPU take at once, for networks so small
-            that Python is slower.  Losses and states have the same bits; callbacks are told of each
-            step, in order, when all of a launch are done, and checkpoints have all of them.  What
-            is left over is taken singly.  The CPU and the reference take one step after another.
+        steps_per_launch: the number of steps that :meth:`fit` has a GPU take in one launch, for
+            networks so small that Python is slower.  Losses and states have the same bits;
+            callbacks are told of each step, in order, after the launch, and checkpoints have all of
+            its steps.  What is left over, and all on the CPU and the reference, is taken singly.
         average: the decay of a moving average of the parameters, which is evaluated instead of
             them; None for none.
         distributed: whether this process is one of several that train together, started by
             ``minidnn launch``, torchrun, mpirun or srun.  Each takes its own batches of this shape;
-            gradients, statistics, losses and measures are the means of all.  On a GPU each has one
-            of its own.
+            gradients, statistics, losses and measures are means over all.  On GPUs, each process
+            has one of its own.
         synchronized: whether batch normalization takes its statistics over the batches of all
             ranks, which are of one size, as ``torch.nn.SyncBatchNorm`` does, and not of its own.
         loss_scale: how the loss is scaled, a :class:`minidnn.optim.LossScale`; by default only with

@@ -145,8 +145,8 @@ class EarlyStopping(Callback):
         patience: the number of epochs without a better one that ends training.
         best: "least" or "most"; None is what the measure says: losses, metrics of
             :mod:`minidnn.metrics`, functions with an attribute ``best``, and names such as "mae" or
-            "top5" do.  Of others it is asked.
-        change: what counts as better must be so by that much.
+            "top5" do.  Others need it.
+        change: the least difference that counts as better.
         restore_best: whether parameters and statistics are those of the best epoch when ``fit``
             returns, unless it was interrupted.  What the optimizer keeps stays.
 
