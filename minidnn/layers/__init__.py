@@ -1,4 +1,4 @@
-"""Layers: PyTorch's names and arguments.  Each family lists in ``__all__`` what it offers."""
+"""Layers, with PyTorch's names and arguments.  The ``__all__`` of each module lists its layers."""
 
 from typing import TYPE_CHECKING
 

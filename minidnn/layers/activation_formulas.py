@@ -36,7 +36,7 @@ __all__ = [
 
 
 class _FormulaLayer(OperatorLayer):
-    """A layer without parameters: one formula of its input."""
+    """A layer without parameters that applies one formula to each element."""
 
     def __init__(self, body: Expression) -> None:
         super().__init__(ops.Formula(body, title=type(self).__name__))
@@ -48,7 +48,7 @@ class _FormulaLayer(OperatorLayer):
         return f"{type(self).__name__}({self.extra_repr()})"
 
     def _number(self, name: str, value: Any, above: float = float("-inf")) -> float:
-        """An argument that is a finite number above another one."""
+        """An argument as a float; GraphError unless it is a finite number above ``above``."""
         given = plain(value)
         if type(given) not in (int, float) or not isfinite(given) or not given > above:
             more = "" if above == float("-inf") else f" above {above:g}"
@@ -321,6 +321,7 @@ class Softmax2d(Layer):
 
 
 def _whole(owner: str, name: str, value: Any) -> int:
+    """An argument that is an int; else GraphError."""
     given = plain(value)
     if type(given) is not int:
         raise GraphError(f"{owner}: {name}={value!r:.80}; valid is an int")

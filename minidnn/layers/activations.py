@@ -41,7 +41,7 @@ __all__ = [
 
 
 class OperatorLayer(Layer):
-    """A layer without parameters: one operator."""
+    """A layer without parameters that adds one operator."""
 
     def __init__(self, op: Operator) -> None:
         self.op = op
@@ -127,8 +127,8 @@ class PReLU(Layer):
         self.weight = Parameter((num_parameters,), filled(init))
 
     def forward(self, x: Any) -> Any:
-        one = self.num_parameters == 1
-        tensors, vectors = (2, 0) if one else (1, 1)
+        is_shared = self.num_parameters == 1
+        tensors, vectors = (2, 0) if is_shared else (1, 1)
         value, slope = argument(0), argument(1)
         body = where(value > 0.0, value, slope * value)
         return apply(ops.Formula(body, tensors, vectors, "PReLU"), x, *self.constants("weight"))
@@ -267,24 +267,22 @@ class Elementwise(Layer):
                 "a function of scalar expressions, such as lambda x: x * 2"
             )
         signature = inspect.signature(function).parameters
-        taken = [
-            p for p, kind in signature.items() if kind.default is kind.empty or p in parameters
-        ]
+        used = [p for p, kind in signature.items() if kind.default is kind.empty or p in parameters]
         unknown = [p for p in parameters if p not in signature]
-        tensors = [p for p in taken if p not in parameters]
+        tensors = [p for p in used if p not in parameters]
         if unknown or not tensors or list(signature)[: len(tensors)] != tensors:
             raise GraphError(
                 f"Elementwise {title}: the function takes ({', '.join(signature)}), parameters "
                 f"are ({', '.join(parameters)}); valid are inputs first, at least one, then the "
                 "parameters"
             )
-        self.parameter_names = taken[len(tensors) :]
+        self.parameter_names = used[len(tensors) :]
         for parameter in self.parameter_names:
             setattr(self, parameter, self._parameter(title, parameter, parameters[parameter]))
-        places = {p: argument(i) for i, p in enumerate(taken)}
+        symbols = {p: argument(i) for i, p in enumerate(used)}
         try:
             body = function(
-                *(places[p] for p in tensors), **{p: places[p] for p in self.parameter_names}
+                *(symbols[p] for p in tensors), **{p: symbols[p] for p in self.parameter_names}
             )
         except TypeError as error:
             raise GraphError(
@@ -301,6 +299,7 @@ class Elementwise(Layer):
         self.op = ops.Formula(scalar.number(body), len(tensors), len(self.parameter_names), title)
 
     def _parameter(self, title: str, name: str, given: Any) -> Parameter:
+        """The parameter of a name, from an array; GraphError if name or array is not valid."""
         if hasattr(Layer, name) or name in ("op", "parameter_names"):
             raise GraphError(
                 f"Elementwise {title}: parameter {name!r} would hide an attribute of the layer; "

@@ -1,5 +1,6 @@
-"""What users give to networks and layers: the inputs' shapes, from which names and types are made,
-and checks of arguments that several layers make.
+"""Checks of arguments that users give to networks and layers.
+
+:func:`named_types` turns the shapes of a network's inputs into names and types.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ Declared = tuple[tuple[str | None, tuple[int, ...], str], ...]
 def named_types(
     network: str, declared: Declared | None, shapes: Shapes, dtype: str
 ) -> list[tuple[str, TensorType]]:
-    """The name and type of each input of the network of that class, in order.
+    """The name and type of each input of a network, in order.
 
-    ``dtype`` is that of inputs which are not ``declared``.  GraphError if ``shapes`` is none,
-    or not for these inputs.
+    GraphError if ``shapes`` is not valid, or does not fit these inputs.
+
+    Args:
+        network: the name of the network's class, for errors.
+        declared: the inputs that the network declares, if it does.
+        shapes: of the inputs, with the batch.
+        dtype: of inputs that are not declared.
     """
     shapes = plain(shapes)
     if isinstance(shapes, Mapping):
@@ -52,15 +58,15 @@ def named_types(
     types = []
     for i, shape in enumerate(listed):
         _check_shape(i, shape)
-        own = declared[i] if declared is not None else (None, None, dtype)
-        name = own[0] or ("input" if len(listed) == 1 else f"input{i}")
-        types.append((name, TensorType(tuple(shape), own[2])))
+        declaration = declared[i] if declared is not None else (None, None, dtype)
+        name = declaration[0] or ("input" if len(listed) == 1 else f"input{i}")
+        types.append((name, TensorType(tuple(shape), declaration[2])))
     return types
 
 
 def _described(shapes: Any) -> str:
-    """What was given instead of shapes; an array, of which the shape was probably meant, by its
-    type alone."""
+    """Describes an argument that is no shape; an array, whose shape was probably meant, by its type
+    and shape alone."""
     own = getattr(shapes, "shape", None)
     if own is not None:
         return f"shape is a {type(shapes).__name__} of shape {tuple(own)}, which is an array itself"
@@ -85,7 +91,7 @@ def check_count(owner: str, name: str, value: Any) -> int:
 
 
 def check_normalized_shape(owner: str, given: Any) -> tuple[int, ...]:
-    """The last sizes of an input, given as a sequence or as the only one."""
+    """The extents of an input's last axes, from a sequence or from one int."""
     value = plain(given)
     sizes: Any = (value,) if isinstance(value, int) else value
     valid = isinstance(sizes, (tuple, list)) and sizes
@@ -98,13 +104,13 @@ def check_normalized_shape(owner: str, given: Any) -> tuple[int, ...]:
 
 
 def misfit(owner: str, message: str) -> GraphError:
-    """The error of a layer whose input does not fit; it names the layer's place in the network."""
+    """The error of a layer whose input does not fit; it names the layer's path in the network."""
     path = current_trace().path if is_tracing() else ""
     return GraphError(f"node {path!r}: {owner}: {message}" if path else f"{owner}: {message}")
 
 
 def check_rank(owner: str, x: Any, *ranks: int) -> None:
-    """GraphError if a layer's input is no value, or has none of these ranks."""
+    """GraphError unless a layer's input is a value of one of these ranks."""
     valid = " or ".join(map(str, ranks))
     if not isinstance(x, Value):
         raise misfit(
@@ -118,15 +124,15 @@ def check_rank(owner: str, x: Any, *ranks: int) -> None:
 
 
 def check_numbers(owner: str, name: str, value: Any, count: int, least: int | None) -> list[int]:
-    """An int, which stands for each axis, or so many ints, of at least ``least``."""
+    """``count`` ints of at least ``least``, from a sequence or from one int for all."""
     value = plain(value)
-    given = [value] * count if type(value) is int else value
+    numbers = [value] * count if type(value) is int else value
     if (
-        not isinstance(given, (tuple, list))
-        or len(given) != count
-        or not all(type(n) is int and (least is None or n >= least) for n in given)
+        not isinstance(numbers, (tuple, list))
+        or len(numbers) != count
+        or not all(type(n) is int and (least is None or n >= least) for n in numbers)
     ):
         bound = "" if least is None else f" of at least {least}"
         many = f" or {count} of them" if count > 1 else ""
         raise GraphError(f"{owner}: {name}={value!r:.80}; valid is an int{bound}{many}")
-    return list(given)
+    return list(numbers)

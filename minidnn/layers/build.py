@@ -1,4 +1,4 @@
-"""From layers to a graph: binds the batch size and records every layer's nodes."""
+"""Records the graph of a network: binds the batch size and traces every layer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def to_graph(
 ) -> Graph:
     """The graph of a network for inputs of these shapes.
 
-    In the mode "train" normalizations take the statistics of the batch, and update those that they
-    store, and dropout drops.  ``states`` makes the parameters states, which a store holds, instead
-    of constants; by default if the network trains.  ``ranks``: over the batches of how many
-    processes normalizations take statistics in training.
+    In the mode "train" normalizations take the statistics of the batch and update those that they
+    store, and dropout is active.  ``states`` makes the parameters states, which a store holds,
+    instead of constants; by default in training.  ``ranks`` is the number of processes over whose
+    batches normalizations take statistics in training.
 
     GraphError names the layer where shapes or dtypes do not fit.
     """
@@ -33,5 +33,5 @@ def to_graph(
     if mode not in _MODES:
         raise GraphError(f"mode={mode!r:.80}; valid are {' and '.join(map(repr, _MODES))}")
     training = mode == "train"
-    own = training if states is None else states
-    return network._to_graph(shapes, dtype, own, training, ranks)
+    with_states = training if states is None else states
+    return network._to_graph(shapes, dtype, with_states, training, ranks)

@@ -1,8 +1,8 @@
-"""Statistics for the batch normalizations of a network with random weights.
+"""Calibrates the batch normalizations of a network with random weights.
 
-With the statistics that they start with (mean 0, variance 1) they do nothing, and the values of a
-deep network vanish or explode.  Calibrated on data, every one of them gives values of mean
-``bias`` and standard deviation ``weight``, as in a trained network.
+With their initial statistics (mean 0, variance 1) they do nothing, and the values of a deep network
+vanish or explode.  Calibrated on data, each of them gives values of mean ``bias`` and standard
+deviation ``weight``, as in a trained network.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from minidnn.layers.normalization import BatchNorm1d, BatchNorm2d
 
 __all__ = ["calibrate"]
 
-#: A channel's variance is at least this part of the layer's average one: a channel that hardly
-#: varies over the data would otherwise be blown up to the others' size, rounding errors and all.
+#: The least variance of a channel, as a part of the layer's average variance: otherwise, a channel
+#: that hardly varies over the data would be scaled up to the others' size with its rounding errors.
 FLOOR = 0.01
 
 _CALIBRATED = (BatchNorm1d, BatchNorm2d)
@@ -32,10 +32,10 @@ Measure = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def calibrate_on_noise(network: Layer, seed: int = 0) -> Layer:
-    """:func:`calibrate` on four random images of half the network's own rows and columns.
+    """Calibrates a network on four random images of half its own rows and columns.
 
-    That is four times faster than all of them, and still thousands of values a channel.  A network
-    without batch normalizations is left as it is: it may take one size alone.
+    That is four times faster than full images, and still gives thousands of values per channel.  A
+    network without batch normalizations is left as it is, since it may take only one size.
     """
     if any(isinstance(layer, _CALIBRATED) for _, layer in network.named_layers()):
         channels, *sizes = network.input_shape  # type: ignore[attr-defined]
@@ -103,7 +103,7 @@ def calibrate(network: Layer, *inputs: np.ndarray) -> Layer:
 
 @dataclass(frozen=True)
 class _MeasuringBatchNorm(BatchNorm):
-    """A batch normalization that asks for its statistics when it runs."""
+    """A batch normalization that measures its statistics on its input when it runs."""
 
     measure: Measure = field(kw_only=True, repr=False, compare=False)
 
@@ -113,6 +113,7 @@ class _MeasuringBatchNorm(BatchNorm):
 
 
 def _measuring(graph: Graph, measure_for: Callable[[Node], Measure | None]) -> Graph:
+    """The graph with measuring operators for the normalizations of layers; others stay."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         measure = measure_for(node) if isinstance(node.op, BatchNorm) else None
@@ -126,6 +127,7 @@ def _measuring(graph: Graph, measure_for: Callable[[Node], Measure | None]) -> G
 
 
 def _statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and the variance of each channel, the latter at least ``FLOOR`` of the average."""
     count = x.size // x.shape[1]
     if count < 2:
         raise GraphError(
@@ -133,9 +135,9 @@ def _statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             "valid are a larger batch or larger images"
         )
     with np.errstate(all="ignore"):
-        over = (0, *range(2, x.ndim))
-        mean = x.mean(axis=over, dtype=np.float64)
-        var = x.var(axis=over, dtype=np.float64)
+        axes = (0, *range(2, x.ndim))
+        mean = x.mean(axis=axes, dtype=np.float64)
+        var = x.var(axis=axes, dtype=np.float64)
     if not (np.isfinite(mean).all() and np.isfinite(var).all()):
         raise GraphError("calibrate: the input holds values that are not finite")
     average = float(var.mean())

@@ -1,4 +1,4 @@
-"""Layers made of layers."""
+"""Containers: layers that hold other layers, in order or by name."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ __all__ = ["LayerList", "ModuleDict", "ModuleList", "Sequential"]
 
 
 def _check(owner: str, name: str, layer: Any) -> Layer:
+    """The entry, if it is a layer; else GraphError."""
     if not isinstance(layer, Layer):
         raise GraphError(
             f"{owner}: entry {name!r} is {layer!r:.80} ({type(layer).__name__}); valid are layers"
@@ -23,7 +24,7 @@ def _check(owner: str, name: str, layer: Any) -> Layer:
 
 
 def _set(owner: Layer, title: str, name: Any, layer: Any) -> None:
-    """Keeps a layer under a name."""
+    """Sets a layer as an attribute of its container; GraphError if name or layer is not valid."""
     valid = isinstance(name, str) and name and "." not in name
     if not valid or hasattr(type(owner), name) or name.startswith("_"):
         raise GraphError(
@@ -163,10 +164,10 @@ class ModuleDict(Layer):
         _set(self, "ModuleDict", name, layer)
 
     def __getitem__(self, name: str) -> Layer:
-        found = dict(self.children())
-        if name not in found:
-            raise GraphError(f"ModuleDict: no layer {name!r}; valid are {', '.join(found)}")
-        return found[name]
+        layers = dict(self.children())
+        if name not in layers:
+            raise GraphError(f"ModuleDict: no layer {name!r}; valid are {', '.join(layers)}")
+        return layers[name]
 
     def __delitem__(self, name: str) -> None:
         self[name]

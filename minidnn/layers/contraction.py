@@ -1,6 +1,6 @@
-"""Convolutions, transposed ones and linear layers, with PyTorch's arguments and initialization.
+"""Convolutions, transposed convolutions and linear layers.
 
-Names of parameters are PyTorch's, too.
+Arguments, initialization and names of parameters are PyTorch's.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Pair = tuple[int, int]
 
 
 class _Channels(Layer):
-    """What all convolutions share: channels in groups, and a number for each of ``axes`` axes."""
+    """The base of all convolutions: channels in groups, and arguments for ``axes`` spatial axes."""
 
     axes: int
     kernel_size: tuple[int, ...]
 
     def _take_channels(self, in_channels: int, out_channels: int, groups: int) -> None:
-        """Keeps them; GraphError if groups do not divide both."""
+        """Sets the numbers of channels and groups; GraphError if groups do not divide both."""
         name = type(self).__name__
         self.in_channels = check_count(name, "in_channels", in_channels)
         self.out_channels = check_count(name, "out_channels", out_channels)
@@ -50,11 +50,12 @@ class _Channels(Layer):
                 )
 
     def _numbers(self, name: str, value: Any, least: int) -> tuple[int, ...]:
+        """An argument as one int for each spatial axis."""
         return tuple(check_numbers(type(self).__name__, name, value, self.axes, least))
 
     def _add_parameters(self, first: int, second: int, bias: bool) -> None:
-        """A weight whose first two axes are these channels, the second by the groups, and a bias,
-        within what PyTorch draws them from."""
+        """Adds ``weight`` (first, second / groups, *kernel_size) and, if asked for, ``bias``, both
+        drawn from PyTorch's interval."""
         shape = (first, second // self.groups, *self.kernel_size)
         initializer = within(1 / sqrt(prod(shape[1:])))
         self.weight = Parameter(shape, initializer)
@@ -62,7 +63,7 @@ class _Channels(Layer):
 
 
 class _Conv(_Channels):
-    """What convolutions share that are not transposed: arguments, parameters, and padding."""
+    """The base of ordinary convolutions: arguments, parameters, and padding."""
 
     def __init__(
         self,
@@ -86,12 +87,12 @@ class _Conv(_Channels):
         self.stride = self._numbers("stride", stride, 1)
         self.dilation = self._numbers("dilation", dilation, 1)
         self.padding = self._padding(padding, self.stride, self.dilation)
-        own = self.padding if padding_mode == "zeros" else ((0, 0),) * self.axes
-        rows: tuple[int, ...] = (1,) * (2 - self.axes)  # of one axis: an image of one row
+        pads = self.padding if padding_mode == "zeros" else ((0, 0),) * self.axes
+        rows: tuple[int, ...] = (1,) * (2 - self.axes)  # one axis: an image of one row
         above = ((0, 0),) * (2 - self.axes)
         self.op = ops.Conv2d(
             cast("Pair", (*rows, *self.stride)),
-            cast("tuple[Pair, Pair]", (*above, *own)),
+            cast("tuple[Pair, Pair]", (*above, *pads)),
             cast("Pair", (*rows, *self.dilation)),
             self.groups,
         )
@@ -100,6 +101,7 @@ class _Conv(_Channels):
     def _padding(
         self, padding: Any, stride: tuple[int, ...], dilation: tuple[int, ...]
     ) -> tuple[Pair, ...]:
+        """The padding of each spatial axis as (before, after)."""
         name = type(self).__name__
         match padding:
             case "valid":
@@ -109,7 +111,7 @@ class _Conv(_Channels):
                     raise GraphError(
                         f"{name}: padding='same' with stride={stride}; valid is stride 1"
                     )
-                # An odd one goes to the end, as in PyTorch.
+                # The odd element of an odd total goes to the end, as in PyTorch.
                 totals = [d * (k - 1) for d, k in zip(dilation, self.kernel_size, strict=True)]
                 return tuple((total // 2, total - total // 2) for total in totals)
             case str():
@@ -120,7 +122,7 @@ class _Conv(_Channels):
         return tuple((n, n) for n in self._numbers("padding", padding, 0))
 
     def _padded(self, x: Any) -> Any:
-        """The input as the convolution takes it: other padding than zeros is added before."""
+        """The input of the convolution itself, with any padding other than zeros added."""
         if self.padding_mode == "zeros":
             return x
         return padded(type(self).__name__, x, self.padding, MODES[self.padding_mode])
@@ -147,10 +149,10 @@ class Conv1d(_Conv):
         in_channels: channels of the input, C.
         out_channels: channels of the output, O.
         kernel_size: elements of a window, K.
-        stride: from one output's window to the next.
+        stride: the step from one output's window to the next.
         padding: elements added on either side, "same" (stride 1) or "valid".
-        dilation: from one element of a window to the next.
-        groups: into how many groups channels are split, each with filters of its own.
+        dilation: the step from one element of a window to the next.
+        groups: the number of groups of channels, each with filters of its own.
         bias: whether there is a bias.
         padding_mode: "zeros", "reflect", "replicate" or "circular".
 
@@ -181,11 +183,11 @@ class Conv2d(_Conv):
         in_channels: channels of the input, C.
         out_channels: channels of the output, O.
         kernel_size: rows and columns of a window, (KH, KW), or one number for both.
-        stride: from one output's window to the next.
+        stride: the step from one output's window to the next.
         padding: elements added on either side, one number, a pair for (rows, columns), a pair of
             pairs ((top, bottom), (left, right)), "same" (stride 1) or "valid".
-        dilation: from one element of a window to the next.
-        groups: into how many groups channels are split, each with filters of its own;
+        dilation: the step from one element of a window to the next.
+        groups: the number of groups of channels, each with filters of its own;
             ``in_channels`` makes it depthwise.
         bias: whether there is a bias.
         padding_mode: "zeros", "reflect", "replicate" or "circular".
@@ -250,6 +252,8 @@ class Linear(Layer):
 
 
 class _ConvTranspose(_Channels):
+    """The base of transposed convolutions."""
+
     def __init__(
         self,
         in_channels: int,
@@ -333,12 +337,12 @@ class ConvTranspose2d(_ConvTranspose):
         in_channels: channels of the input, C.
         out_channels: channels of the output, O.
         kernel_size: rows and columns of a window, (KH, KW), or one number for both.
-        stride: from one input's window to the next.
+        stride: the step from one input's window to the next.
         padding: elements that the output lacks on either side.
         output_padding: elements that it has more at its end.
-        groups: into how many groups channels are split, each with filters of its own.
+        groups: the number of groups of channels, each with filters of its own.
         bias: whether there is a bias.
-        dilation: from one element of a window to the next.
+        dilation: the step from one element of a window to the next.
         padding_mode: only "zeros" is valid.
 
     Raises:

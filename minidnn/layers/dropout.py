@@ -1,4 +1,4 @@
-"""Dropout: in training some elements, or channels, are 0; else it does nothing."""
+"""Dropout layers: in training, random elements or channels are 0; at inference, they do nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def dropped(x: Any, p: float, *, channels: bool = False) -> Any:
-    """``x`` with elements, or channels, at random 0, in a graph of training; else ``x``."""
+    """``x`` with random elements, or channels, set to 0 in a training graph; else ``x``."""
     trace = current_trace()
     if not trace.training or p == 0:
         return apply(ops.Dropout(p), x)
@@ -130,9 +130,8 @@ class FeatureAlphaDropout(AlphaDropout):
 
 
 class DropPath(Layer):
-    """In training the whole of a sample is 0 with a probability, else it is divided by what is
-    left; at inference ``x``. Behind a branch whose result is added to its input it leaves out the
-    branch: stochastic depth.
+    """In training, a whole sample is 0 with a probability, else it is divided by ``1 - drop_prob``;
+    at inference ``x``. At the end of a residual branch it drops the branch: stochastic depth.
 
     Args:
         drop_prob: the probability, from 0 to 1.
@@ -151,10 +150,10 @@ class DropPath(Layer):
         self.scale_by_keep = bool(scale_by_keep)
 
     def forward(self, x: Any) -> Any:
-        found = dropped_rows(x, self.drop_prob, x.shape[0] if isinstance(x, Value) else 1)
+        kept = dropped_rows(x, self.drop_prob, x.shape[0] if isinstance(x, Value) else 1)
         if self.scale_by_keep or not current_trace().training or self.drop_prob == 1:
-            return found
-        return found * (1.0 - self.drop_prob)
+            return kept
+        return kept * (1.0 - self.drop_prob)
 
     def extra_repr(self) -> str:
         return f"drop_prob={self.drop_prob}"
@@ -190,6 +189,7 @@ class StochasticDepth(Layer):
 
 
 def _probability(owner: str, name: str, value: Any) -> float:
+    """An argument as a float; GraphError unless it is a number from 0 to 1."""
     given = plain(value)
     if type(given) not in (int, float) or not 0 <= given <= 1:
         raise GraphError(f"{owner}: {name}={value!r:.80}; valid is a number from 0 to 1")
@@ -197,7 +197,7 @@ def _probability(owner: str, name: str, value: Any) -> float:
 
 
 def dropped_rows(x: Any, p: float, rows: int) -> Any:
-    """Like :func:`dropped`, of so many equal parts of ``x`` as wholes."""
+    """Like :func:`dropped`, but drops whole rows of ``x`` seen as ``rows`` rows of equal size."""
     if not current_trace().training or p == 0:
         return apply(ops.Dropout(p), x)
     wide = apply(ops.View((rows, 1, x.type.size // rows)), x)

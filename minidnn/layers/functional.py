@@ -1,10 +1,10 @@
-"""The functional form: models made of what was called on symbols.
+"""The functional form: models made of the calls that were recorded on symbols.
 
 >>> x = Input((3, 224, 224))
 >>> model = Model(x, ReLU()(Conv2d(3, 64, 3)(x)))
 
-Whose code makes a network's graph is told here, too: layers of the user's, and functions in such
-models, may look at sizes, minidnn's do not.
+:func:`has_user_code` says whether code outside of minidnn records nodes of a network's graph: a
+user's layers, and functions in such models, may depend on sizes; minidnn's do not.
 """
 
 from __future__ import annotations
@@ -61,14 +61,18 @@ class Model(Layer):
 
     @property
     def functions(self) -> list[Any]:
-        """What it calls, in order: layers, and functions of values."""
+        """The functions that the model calls, in order: layers, and functions of values."""
         return [record.function for record in self._calls]
 
     def _declared_inputs(self) -> Declared:
         return self.input_types
 
     def __getstate__(self) -> dict[str, Any]:
-        """Symbols as numbers: they refer to each other in chains as long as the network."""
+        """The attributes, with symbols as numbers.
+
+        Pickle would recurse through symbols, which refer to each other in chains as long as the
+        network.
+        """
         numbers: dict[Symbol, int] = {}
         for symbol in (*self._inputs, *(s for each in self._calls for s in each.outputs)):
             numbers.setdefault(symbol, len(numbers))
@@ -77,25 +81,26 @@ class Model(Layer):
             for c in self._calls
         ]
         symbols = [(s.shape, s.dtype, s.name) for s in numbers]
-        places = [[numbers[s] for s in each] for each in (self._inputs, self._outputs)]
+        indices = [[numbers[s] for s in each] for each in (self._inputs, self._outputs)]
         return super().__getstate__() | {
             "_calls": (symbols, calls),
-            "_inputs": places[0],
-            "_outputs": places[1],
+            "_inputs": indices[0],
+            "_outputs": indices[1],
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         described, calls = state["_calls"]
         symbols = [Symbol(*each) for each in described]
-        made = []
+        records = []
         for function, label, inputs, outputs in calls:
             record = Call(function, tuple(symbols[i] for i in inputs), label)
             record.outputs = tuple(symbols[i] for i in outputs)
-            made.append(record)
-        places = {key: tuple(symbols[i] for i in state[key]) for key in ("_inputs", "_outputs")}
-        vars(self).update(state | places | {"_calls": made})
+            records.append(record)
+        ends = {key: tuple(symbols[i] for i in state[key]) for key in ("_inputs", "_outputs")}
+        vars(self).update(state | ends | {"_calls": records})
 
     def _adopt(self, layer: Layer) -> None:
+        """Keeps a layer as an attribute, unless it is one already."""
         if any(layer is known for _, known in self.children()):
             return
         given = getattr(layer, "_name", None)
@@ -138,6 +143,7 @@ class Model(Layer):
 
 
 def _flatten(what: str, given: Any) -> tuple[tuple[str, ...] | None, tuple[Symbol, ...]]:
+    """The names, if any, and the symbols of inputs or outputs."""
     names = tuple(given) if isinstance(given, Mapping) else None
     symbols = (
         tuple(given.values())
@@ -157,8 +163,8 @@ def _flatten(what: str, given: Any) -> tuple[tuple[str, ...] | None, tuple[Symbo
 
 
 def _calls_between(inputs: tuple[Symbol, ...], outputs: tuple[Symbol, ...]) -> list[Call]:
-    """The calls that lead from the inputs to the outputs, in an order in which they can run."""
-    declared = set(inputs)  # a set looks for objects, where a tuple would compare elements
+    """The calls from the inputs to the outputs, in topological order."""
+    declared = set(inputs)  # membership by identity: == on symbols is elementwise
     for i, symbol in enumerate(inputs):
         if symbol in set(inputs[:i]):
             raise GraphError(f"Model: {symbol!r} stands twice among the inputs")
@@ -184,25 +190,26 @@ def _calls_between(inputs: tuple[Symbol, ...], outputs: tuple[Symbol, ...]) -> l
     return list(order)
 
 
-#: Packages whose layers make the same nodes whatever the size of the batch is.
+#: Packages whose layers record the same nodes for all batch sizes.
 _OURS = ("minidnn.layers.", "minidnn.models.")
 
 
 def has_user_code(network: Layer) -> bool:
-    """Whether code that is not minidnn's makes nodes of a network's graph."""
+    """Whether code outside of minidnn records nodes of a network's graph."""
     return any(_is_others(layer) for _, layer in network.named_layers())
 
 
 def _is_others(layer: Layer) -> bool:
+    """Whether a layer's own code is not minidnn's."""
     kinds = type(layer).__mro__[: type(layer).__mro__.index(Layer)]
-    made = [kind.__module__ for kind in kinds] + [type(layer).forward.__module__]
-    if "forward" in vars(layer) or not all(f"{each}.".startswith(_OURS) for each in made):
+    modules = [kind.__module__ for kind in kinds] + [type(layer).forward.__module__]
+    if "forward" in vars(layer) or not all(f"{module}.".startswith(_OURS) for module in modules):
         return True
     return isinstance(layer, Model) and not all(map(_is_ours, layer.functions))
 
 
 def _is_ours(function: Any) -> bool:
-    """Whether what a model calls is a layer, of which is asked by itself, or minidnn's."""
-    if isinstance(function, partial):  # a layer with options, or a function that waited for values
+    """Whether a function that a model calls is minidnn's, or a layer, which is judged by itself."""
+    if isinstance(function, partial):  # a layer with options, or a deferred operator
         function = function.args[0]
     return isinstance(function, Layer) or f"{function.__module__}.".startswith("minidnn.")

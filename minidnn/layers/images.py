@@ -1,4 +1,4 @@
-"""Layers of images: pictures as they come, as the input of a network, and images of another size.
+"""Layers of images: preparation of a network's input pictures, and resizing.
 
 Arguments are PyTorch's, where it has such a layer.
 """
@@ -101,7 +101,7 @@ class Preprocess(Layer):
                 f"pictures have {channels} channels in layout {self.layout}, but mean or std has "
                 f"{count} numbers",
             )
-        # Single numbers stand in the formula, others are vectors over the channels.
+        # Single numbers become constants of the formula, others vectors over the channels.
         vectors: list[Constant] = []
         body = argument(0) / self.scale if self.scale != 1 else argument(0)
         if self.mean.any():
@@ -111,6 +111,7 @@ class Preprocess(Layer):
         return apply(ops.Formula(body, 1, len(vectors), "Preprocess", "float32"), x, *vectors)
 
     def _operand(self, name: str, vectors: list[Constant]) -> Expression | float:
+        """A mean or std in the formula: a number, or the argument of a vector that is added."""
         array: np.ndarray = getattr(self, name)
         if array.size == 1:
             return float(array[0])
@@ -145,10 +146,10 @@ class Upsample(Layer):
 
     Args:
         size: the size of each axis after the channels, or one number for all; or
-        scale_factor: by what each of them is multiplied, or one number for all.
+        scale_factor: the factor of each of these sizes, or one number for all.
         mode: "nearest", "nearest-exact", "linear" (of rows), "bilinear" or "bicubic".
-        align_corners: whether the outermost elements stay in their places; not for "nearest".
-        recompute_scale_factor: whether places follow from the sizes, which are whole numbers, and
+        align_corners: whether the outermost elements stay where they are; not for "nearest".
+        recompute_scale_factor: whether coordinates follow from the sizes, which are integers, and
             not from ``scale_factor``.
 
     Raises:
@@ -189,16 +190,16 @@ class Upsample(Layer):
 
     def forward(self, x: Any) -> Any:
         check_rank("Upsample", x, *_RANKS.get(self.mode, (3, 4)))
-        own = x.shape[2:]
+        extents = x.shape[2:]
         if self.scale_factor is None:
-            sizes = check_numbers("Upsample", "size", self.size, len(own), 1)
-            axes = [Axis(n, outputs) for n, outputs in zip(own, sizes, strict=True)]
+            sizes = check_numbers("Upsample", "size", self.size, len(extents), 1)
+            axes = [Axis(n, outputs) for n, outputs in zip(extents, sizes, strict=True)]
         else:
-            factors = self._factors(len(own))
+            factors = self._factors(len(extents))
             kept = not self.recompute_scale_factor
             axes = [
                 Axis(n, floor(n * factor), factor if kept else None)
-                for n, factor in zip(own, factors, strict=True)
+                for n, factor in zip(extents, factors, strict=True)
             ]
         if any(axis.outputs < 1 for axis in axes):
             raise misfit(
@@ -208,6 +209,7 @@ class Upsample(Layer):
         return MODES[self.mode](x, axes, bool(self.align_corners))
 
     def _factors(self, count: int) -> list[float]:
+        """The scale factor of each axis."""
         given: Any = self.scale_factor
         factors = [given] * count if isinstance(given, (int, float)) else list(given)
         valid = len(factors) == count and all(

@@ -1,7 +1,7 @@
 """The base class of layers.
 
-A layer owns named parameters and other layers, found by looking at its attributes.  Called on
-symbolic values it adds nodes to the graph that is being recorded; it never computes.
+A layer owns named parameters and other layers, which are found among its attributes.  Called on
+symbolic values, it adds nodes to the graph that is being recorded; it never computes.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from minidnn.layers.symbol import Symbol, call, results_of
 
 __all__ = ["Layer"]
 
-#: Types of attributes that hold no layers, which most are.
+#: Types of most attributes, none of which holds layers: a fast path for :meth:`Layer.children`.
 _PLAIN = frozenset({Parameter, int, float, bool, str, type(None)})
 
 
 def taken_by(kind: type[Layer]) -> inspect.Signature:
-    """The arguments that make a layer of a class: those of its ``__init__``, and none if no class
-    defines one."""
+    """The signature for making a layer of a class: that of its ``__init__`` without ``self``, or an
+    empty one if no class defines ``__init__``."""
     if kind.__init__ is object.__init__:
         return inspect.Signature()
-    own = inspect.signature(kind.__init__)
-    return own.replace(parameters=list(own.parameters.values())[1:])
+    signature = inspect.signature(kind.__init__)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 class _Signature:
-    """Tells ``inspect.signature`` what a class of layers takes.
+    """A descriptor that gives ``inspect.signature`` the arguments of a class of layers.
 
-    Where a class inherits its ``__init__``, Python before 3.11.4 would tell what ``Layer.__new__``
-    takes, which is anything.  It is asked for whenever it is read: decorators such as ``dataclass``
-    write an ``__init__`` after the class is made.
+    Where a class inherits its ``__init__``, Python before 3.11.4 would give the signature of
+    ``Layer.__new__``, which takes anything.  It is computed at each access, since decorators such
+    as ``dataclass`` write an ``__init__`` after the class is made.
     """
 
     def __get__(self, layer: Layer | None, kind: type[Layer]) -> inspect.Signature:
@@ -62,7 +62,7 @@ class _Signature:
 
 
 class Layer:
-    """What a user composes. A subclass defines ``forward`` on symbolic values, and takes in
+    """The base class of layers. A subclass defines ``forward`` on symbolic values, and takes in
     ``__init__`` whatever arguments and ``options`` it likes.
 
     Raises:
@@ -77,19 +77,20 @@ class Layer:
 
     #: State-dict keys with these prefixes are ignored when they are loaded.
     ignored_prefixes: tuple[str, ...] = ()
-    #: Whether training leaves it as it is; see :meth:`freeze`.
+    #: Whether training leaves the layer as it is; see :meth:`freeze`.
     frozen: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets an attribute; an array given for a parameter becomes its numbers."""
-        own = self.__dict__.get(name)
-        if isinstance(own, Parameter) and value is not None and not isinstance(value, Parameter):
-            self._assign(name, own, value)
+        held = self.__dict__.get(name)
+        if isinstance(held, Parameter) and value is not None and not isinstance(value, Parameter):
+            self._assign(name, held, value)
         else:
             super().__setattr__(name, value)
             changes.count += name == "frozen"
 
     def _assign(self, name: str, parameter: Parameter, value: Any) -> None:
+        """Sets a parameter to an array; WeightsError if it does not fit."""
         array, problem = as_array(value)
         if array is not None:
             problem = misfit_of(array, parameter.type).format("the array")
@@ -101,13 +102,13 @@ class Layer:
         parameter.assign(array)
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Refuses arguments by names that ``__init__`` has not, with the name that was meant, and
-        all arguments where no class has an ``__init__``."""
+        """Refuses options that ``__init__`` does not take, with the name that was probably meant,
+        and all arguments if no class has an ``__init__``."""
         if args or options:  # not when a layer is unpickled or copied
             known = taken_by(cls).parameters
             if cls.__init__ is object.__init__:
                 raise TypeError(f"{cls.__name__}() takes no arguments, as it has no __init__")
-            any_name = any(each.kind is each.VAR_KEYWORD for each in known.values())
+            any_name = any(argument.kind is argument.VAR_KEYWORD for argument in known.values())
             for name in () if any_name else [o for o in options if o not in known]:
                 raise TypeError(
                     f"{cls.__name__}() got an unexpected argument {name}={options[name]!r:.80}"
@@ -115,7 +116,7 @@ class Layer:
                 )
         return super().__new__(cls)
 
-    #: What ``help`` and editors show.
+    #: The signature that ``help`` and editors show.
     __signature__ = _Signature()
 
     def forward(self, *inputs: Any) -> Any:
@@ -123,12 +124,12 @@ class Layer:
         raise GraphError(f"{type(self).__name__} does not define forward(self, ...)")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        given = (*inputs, *options.values())
-        if any(isinstance(value, Symbol) for value in given):
+        arguments = (*inputs, *options.values())
+        if any(isinstance(value, Symbol) for value in arguments):
             return self._call_on_symbols(inputs, options)
-        if not is_tracing() and not any(isinstance(value, Value) for value in given):
-            kinds = ", ".join(type(value).__name__ for value in given)
-            shape = getattr(given[0], "shape", None) if given else None
+        if not is_tracing() and not any(isinstance(value, Value) for value in arguments):
+            kinds = ", ".join(type(value).__name__ for value in arguments)
+            shape = getattr(arguments[0], "shape", None) if arguments else None
             sizes = "shape" if shape is None else tuple(shape)
             raise GraphError(
                 f"{type(self).__name__} was called on ({kinds}); valid are symbols made by "
@@ -145,6 +146,7 @@ class Layer:
                 raise
 
     def _call_on_symbols(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Records a call on symbols; options that are symbols become inputs of the call."""
         label = type(self).__name__
         names = tuple(name for name, value in options.items() if isinstance(value, Symbol))
         function: Callable[..., Any] = self
@@ -155,7 +157,7 @@ class Layer:
         return call(function, symbols, label, lambda trace: self._name_in(trace, label))
 
     def check_count(self, inputs: Sequence[Any], options: Mapping[str, Any] | None = None) -> None:
-        """Raises GraphError if ``forward`` does not take so many inputs, or no such options."""
+        """Raises GraphError if ``forward`` does not take as many inputs, or such options."""
         signature = inspect.signature(self.forward)
         try:
             signature.bind(*inputs, **(options or {}))
@@ -167,8 +169,8 @@ class Layer:
             ) from None
 
     def _declared_inputs(self) -> Declared | None:
-        """What the network itself says of its inputs: a :class:`Model` does, and a layer whose
-        input is not float32."""
+        """The inputs that the network itself declares, as a :class:`Model` does, and a layer whose
+        input is not float32; None if it declares none."""
         return None
 
     def _to_graph(
@@ -179,7 +181,7 @@ class Layer:
         training: bool = False,
         ranks: int = 1,
     ) -> Graph:
-        """What :func:`minidnn.layers.build.to_graph` gives."""
+        """Records the graph of the network; see :func:`minidnn.layers.build.to_graph`."""
         label = type(self).__name__
         with tracing(label, states=states, training=training) as trace:
             trace.ranks = ranks
@@ -198,7 +200,7 @@ class Layer:
         return trace.graph(outputs, names)
 
     def _name_in(self, trace: Trace, label: str = "") -> None:
-        """Tells a trace where all layers and parameters of this network are."""
+        """Gives a trace the paths of all layers and the names of all parameters of this network."""
         trace.describing = True
         trace.layer_paths = {id(layer): path for path, layer in self.named_layers(label)}
         prefix = f"{label}." if label else ""
@@ -264,14 +266,16 @@ class Layer:
                 self._check_attribute(name, value)
 
     def _is_leaf(self) -> bool:
+        """Whether the layer has no layers below it."""
         return not any(True for _ in self.children())
 
     def _check_attribute(self, name: str, value: Any) -> None:
-        held = value.values() if isinstance(value, Mapping) else value
+        """GraphError if an attribute is a container of layers or parameters."""
+        entries = value.values() if isinstance(value, Mapping) else value
         if not isinstance(value, (list, tuple, set, frozenset, Mapping)):
             return
         for kind in (Layer, Parameter):
-            if any(isinstance(entry, kind) for entry in held):
+            if any(isinstance(entry, kind) for entry in entries):
                 raise GraphError(
                     f"{type(self).__name__}.{name} is a {type(value).__name__} of "
                     f"{kind.__name__.lower()}s, which would not be found; "
@@ -279,7 +283,7 @@ class Layer:
                 )
 
     def _walk(self, prefix: str, above: tuple[Layer, ...] = ()) -> Iterator[tuple[str, Layer]]:
-        """This layer and all below it under every name that they have."""
+        """Yields this layer and all below it, under each of their paths."""
         if any(layer is self for layer in above):
             raise GraphError(
                 f"{prefix}: the {type(self).__name__} contains itself; "
@@ -304,6 +308,7 @@ class Layer:
                 yield (f"{path}.{name}" if path else name), value
 
     def _own_parameters(self) -> dict[str, Parameter]:
+        """The parameters among the attributes, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Parameter)}
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -315,24 +320,25 @@ class Layer:
                 yield name, parameter
 
     def parameter(self, name: str) -> Stored | None:
-        """What stands for one of this layer's own parameters in the graph that is recorded: a
-        constant, or a state if the graph has states; None for an absent parameter."""
+        """The value of one of this layer's own parameters in the recorded graph: a constant, or a
+        state if the graph has states; None for an absent parameter."""
         value: Parameter | None = getattr(self, name)
         return None if value is None else value.stored(self._full_name(name))
 
     def reshaped(self, name: str, shape: tuple[int, ...]) -> Value:
-        """What stands for one of this layer's own parameters, in another shape."""
+        """The value of one of this layer's own parameters in the graph, in another shape."""
         parameter: Parameter = getattr(self, name)
         return parameter.reshaped(self._full_name(name), shape)
 
     def _full_name(self, name: str) -> str:
+        """The name of a parameter of the layer whose ``forward`` is being recorded."""
         path = current_trace().path
         return f"{path}.{name}" if path else name
 
     def constants(self, *names: str) -> tuple[Value, ...]:
-        """What stands for those of the named parameters that are present."""
-        found = (self.parameter(name) for name in names)
-        return tuple(value for value in found if value is not None)
+        """The values of the named parameters in the graph, without those that are absent."""
+        values = (self.parameter(name) for name in names)
+        return tuple(value for value in values if value is not None)
 
     # Weights
 
@@ -410,14 +416,14 @@ class Layer:
         return super().__reduce_ex__(protocol)
 
     def __copy__(self) -> Self:
-        made = type(self).__new__(type(self))
-        set_state(made, self.__getstate__())
-        return made
+        twin = type(self).__new__(type(self))
+        set_state(twin, self.__getstate__())
+        return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        made = memo[id(self)] = type(self).__new__(type(self))
-        set_state(made, copy.deepcopy(self.__getstate__(), memo))
-        return made
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        set_state(twin, copy.deepcopy(self.__getstate__(), memo))
+        return twin
 
     # Text
 
@@ -452,7 +458,10 @@ class Layer:
 def called_with(
     layer: Layer, names: tuple[str, ...], options: Mapping[str, Any], *values: Any
 ) -> Any:
-    """Calls a layer on values, the last of which have these names, with other options."""
+    """Calls a layer with values and options; the last values are keyword arguments ``names``.
+
+    It is the function of a :class:`~minidnn.layers.symbol.Call` whose options include symbols.
+    """
     named = dict(zip(names, values[len(values) - len(names) :], strict=True))
     return layer(*values[: len(values) - len(names)], **named, **options)
 

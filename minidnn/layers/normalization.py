@@ -1,5 +1,8 @@
-"""Normalization: by the statistics of the batch in training, which are stored; with stored ones
-otherwise; by the statistics of each image itself; and by sizes of neighbours, without means.
+"""Normalization layers.
+
+Batch normalization takes the batch's statistics in training, stores running statistics, and uses
+these at inference.  The other layers take statistics of each image: over groups of its channels,
+over one channel, over the last axes, or over neighbouring channels.
 """
 
 from __future__ import annotations
@@ -45,15 +48,17 @@ def _ones(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _moved(old: Expression, new: Expression, factor: Expression) -> Expression:
+    """A running statistic moved towards a new one."""
     return old * (1.0 - factor) + new * factor
 
 
 class _PerChannel(Layer):
-    """What layers with a weight and a bias for each channel, and perhaps statistics, share."""
+    """The base of layers with a weight and a bias, and perhaps statistics, for each channel."""
 
     affine: bool
 
     def _add_affine(self, channels: int, affine: bool) -> None:
+        """Adds ``weight`` and ``bias``, or the constants 1 and 0 in their place."""
         self.affine = affine
         if affine:
             self.weight = Parameter((channels,), _ones)
@@ -63,6 +68,7 @@ class _PerChannel(Layer):
             self._unit = tuple(LazyArray(partial(np.full, shape, v, np.float32)) for v in (1, 0))
 
     def _add_statistics(self, channels: int, momentum: float | None) -> None:
+        """Adds the running statistics."""
         name = type(self).__name__
         if isinstance(momentum, bool) or not isinstance(momentum, (int, float, NoneType)):
             raise GraphError(f"{name}: momentum={momentum!r:.80}; valid are a number and None")
@@ -72,10 +78,11 @@ class _PerChannel(Layer):
         self.num_batches_tracked = Parameter((), _zeros, "int64", optional=True)
 
     def _learns_statistics(self) -> bool:
+        """Whether the recorded graph takes the batch's statistics and updates the stored ones."""
         return current_trace().training and not self.frozen
 
     def _by_statistics(self, eps: float, x: Any, mean: Any = None, var: Any = None) -> Any:
-        """Normalized by a mean and a variance for each channel, by default the stored ones."""
+        """``x`` normalized by a mean and a variance of each channel, by default the stored ones."""
         names = ("weight", "bias") if self.affine else ()
         scale = self.constants(*names) if names else self._unit_scale()
         if mean is None:
@@ -83,22 +90,22 @@ class _PerChannel(Layer):
         return apply(ops.BatchNorm(eps), x, *scale, mean, var)
 
     def _statistics(self, x: Any) -> tuple[Value, Value, float]:
-        """Mean and variance of each channel, and by what the variance is multiplied to be that of
-        the population; over the batches of all ranks that the trace is for."""
+        """The mean and the variance of each channel, over the batches of all ranks of the trace,
+        and the factor that makes the variance unbiased."""
         axes = (0, *range(2, x.type.rank))
         ranks = current_trace().ranks
-        more = self._unbiased(x, axes, ranks)
+        factor = self._unbiased(x, axes, ranks)
         mean: Any = apply(ops.Reduce("mean", axes), x)
         var: Any = apply(ops.Variance(), x, mean)
         if ranks > 1:
             own, total = mean, ops.SumOverRanks(ranks)
             mean = apply(total, own) / float(ranks)
-            apart = own - mean
-            var = apply(total, var + apart * apart) / float(ranks)
-        return mean, var, more
+            difference = own - mean
+            var = apply(total, var + difference * difference) / float(ranks)
+        return mean, var, factor
 
     def _unbiased(self, x: Any, axes: tuple[int, ...], ranks: int = 1) -> float:
-        """By what a variance over axes is multiplied to be that of the population."""
+        """The factor that makes a variance over axes the unbiased estimate of the population's."""
         count = ranks * prod(x.shape[d] for d in axes)
         if count == 1:
             raise misfit(
@@ -110,7 +117,7 @@ class _PerChannel(Layer):
         return count / (count - 1)
 
     def _store(self, factor: Any, mean: Any, var: Any) -> None:
-        """Moves the stored statistics by a factor towards others."""
+        """Moves the stored statistics towards others, by a part ``factor`` of the difference."""
         trace = current_trace()
         for name, new in (("running_mean", mean), ("running_var", var)):
             state: Any = self.parameter(name)
@@ -128,7 +135,7 @@ class _PerChannel(Layer):
         )
 
     def _by_groups(self, groups: int, eps: float, x: Any) -> Any:
-        """Normalized by the mean and variance of each group of an image's channels."""
+        """``x`` normalized by the mean and variance of each group of an image's channels."""
         names = ("weight", "bias") if self.affine else ()
         return apply(ops.GroupNorm(groups, eps), x, *(self.constants(*names) if names else ()))
 
@@ -141,6 +148,8 @@ class _PerChannel(Layer):
 
 
 class _BatchNorm(_PerChannel):
+    """The base of batch normalizations of one or several ranks."""
+
     #: The ranks of inputs that are valid.
     ranks: tuple[int, ...]
 
@@ -168,13 +177,15 @@ class _BatchNorm(_PerChannel):
         if not self._learns_statistics():
             return self._by_statistics(self.op.eps, x)
         self._check_channels(x, self.num_features)
-        mean, var, more = self._statistics(x)
+        mean, var, unbias = self._statistics(x)
         trace = current_trace()
         counter: Any = self.parameter("num_batches_tracked")
         counted = trace.latest(counter) + 1
         trace.update_again(counter, counted)
-        even = self.momentum is None
-        self._store(1.0 / counted.astype(x.dtype) if even else self.momentum, mean, var * more)
+        averages = self.momentum is None
+        self._store(
+            1.0 / counted.astype(x.dtype) if averages else self.momentum, mean, var * unbias
+        )
         return self._by_statistics(self.op.eps, x, mean, var)
 
     def extra_repr(self) -> str:
@@ -200,7 +211,7 @@ class BatchNorm2d(_BatchNorm):
     Args:
         num_features: the number of channels, C.
         eps: added to the variance.
-        momentum: by what part the stored statistics move towards those of a batch; None makes them
+        momentum: the part by which stored statistics move towards those of a batch; None makes them
             the mean over all batches.
         affine: whether there are parameters ``weight`` and ``bias`` (C,).
         track_running_stats: only True is valid, as inference needs stored statistics.
@@ -221,7 +232,7 @@ class GroupNorm(_PerChannel):
     those of each group of an image's channels.
 
     Args:
-        num_groups: into how many groups the channels are split.
+        num_groups: the number of groups that channels are split into.
         num_channels: the number of channels, C, a multiple of ``num_groups``.
         eps: added to the variance.
         affine: whether there are parameters ``weight`` and ``bias`` (C,).
@@ -258,6 +269,8 @@ class GroupNorm(_PerChannel):
 
 
 class _InstanceNorm(_PerChannel):
+    """The base of instance normalizations; ``rank`` is that of valid inputs."""
+
     rank: int
 
     def __init__(
@@ -282,11 +295,11 @@ class _InstanceNorm(_PerChannel):
             return self._by_statistics(self.op.eps, x)
         if self.track_running_stats and self.momentum:
             axes = tuple(range(2, x.type.rank))
-            whole, more = (0, *axes), self._unbiased(x, axes)
+            all_axes, unbias = (0, *axes), self._unbiased(x, axes)
             mean = x.mean(axes, keepdims=True)
-            apart = x - mean
-            var = (apart * apart).mean(axes, keepdims=True)
-            self._store(self.momentum, mean.mean(whole), var.mean(whole) * more)
+            centred = x - mean
+            var = (centred * centred).mean(axes, keepdims=True)
+            self._store(self.momentum, mean.mean(all_axes), var.mean(all_axes) * unbias)
         return self._by_groups(self.num_features, self.op.eps, x)
 
     def extra_repr(self) -> str:
@@ -308,7 +321,7 @@ class InstanceNorm2d(_InstanceNorm):
     Args:
         num_features: the number of channels, C.
         eps: added to the variance.
-        momentum: by what part stored statistics move, in training, towards the mean of the images'.
+        momentum: the part by which stored statistics move, in training, towards the images' mean.
         affine: whether there are parameters ``weight`` and ``bias`` (C,).
         track_running_stats: whether statistics are stored, ``running_mean`` and ``running_var``
             (C,), and taken instead of an image's own at inference.

@@ -1,6 +1,6 @@
-"""Layers that pad, with PyTorch's names and order: the last axis first, (left, right, top, bottom).
+"""Padding layers, with PyTorch's names and order: the last axis first, (left, right, top, bottom).
 
-Negative padding takes elements off.
+Negative padding crops elements.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circul
 
 
 def padded(owner: str, x: Any, pads: Pads, mode: str, value: float = 0.0) -> Any:
-    """``x`` with (before, after) elements added to each of its last axes; below 0 taken off.
+    """``x`` with (before, after) elements added to each of its last axes; negative ones crop.
 
-    GraphError, in ``owner``'s name, if an axis is too short for that.
+    GraphError, in ``owner``'s name, if an axis is too short.
     """
     first = x.type.rank - len(pads)
     for axis, (before, after) in enumerate(pads, first):
         size = x.shape[axis]
         longest = {"reflect": size - 1, "wrap": size}.get(mode, max(before, after))
-        told = f"padding of ({before}, {after}) does not fit axis {axis} of the input {x.shape}"
+        problem = f"padding of ({before}, {after}) does not fit axis {axis} of the input {x.shape}"
         if max(before, after) > longest:
-            raise misfit(owner, f"{told}; valid is at most {longest}")
+            raise misfit(owner, f"{problem}; valid is at most {longest}")
         if size + before + after < 1:
-            raise misfit(owner, f"{told}; valid is what leaves at least one element")
+            raise misfit(owner, f"{problem}; valid is what leaves at least one element")
     if any(n < 0 for pair in pads for n in pair):
         starts = [0] * first + [max(-before, 0) for before, _ in pads]
         ends = [0] * first + [max(-after, 0) for _, after in pads]
@@ -59,6 +59,8 @@ def padded(owner: str, x: Any, pads: Pads, mode: str, value: float = 0.0) -> Any
 
 
 class _Padding(Layer):
+    """The base of padding layers: ``axes`` axes are padded in PyTorch's padding ``mode``."""
+
     axes: int
     mode: str
 
@@ -79,6 +81,8 @@ class _Padding(Layer):
 
 
 class _ConstantPadding(_Padding):
+    """The base of layers that pad with one value."""
+
     mode = "zeros"
 
     def __init__(self, padding: int | Sequence[int], value: float) -> None:
@@ -95,7 +99,7 @@ class ConstantPad1d(_ConstantPadding):
     """Adds elements of one value to (N, C, L).
 
     Args:
-        padding: how many at both ends, or (left, right); negative ones are taken off.
+        padding: elements added at both ends, or at (left, right); negative ones crop.
         value: what is added.
 
     >>> net = Sequential(ConstantPad1d((2, 0), 1.0), Conv1d(4, 8, 3))
@@ -108,7 +112,7 @@ class ConstantPad2d(_ConstantPadding):
     """Adds elements of one value to (N, C, H, W).
 
     Args:
-        padding: how many at all sides, or (left, right, top, bottom); negative ones are taken off.
+        padding: elements added at all sides, or at (left, right, top, bottom); negative ones crop.
         value: what is added.
 
     >>> net = Sequential(ConstantPad2d(1, 0.5), Conv2d(3, 8, 3))
@@ -121,7 +125,7 @@ class ZeroPad1d(_Padding):
     """Adds zeros to (N, C, L).
 
     Args:
-        padding: how many at both ends, or (left, right); negative ones are taken off.
+        padding: elements added at both ends, or at (left, right); negative ones crop.
 
     >>> net = Sequential(ZeroPad1d((2, 0)), Conv1d(4, 8, 3))
     """
@@ -133,7 +137,7 @@ class ZeroPad2d(_Padding):
     """Adds zeros to (N, C, H, W).
 
     Args:
-        padding: how many at all sides, or (left, right, top, bottom); negative ones are taken off.
+        padding: elements added at all sides, or at (left, right, top, bottom); negative ones crop.
 
     >>> net = Sequential(ZeroPad2d((1, 2, 1, 2)), Conv2d(3, 8, 4))
     """

@@ -1,4 +1,4 @@
-"""Parameters: named arrays of layers."""
+"""Parameters: named arrays of layers, drawn lazily from an initializer, a seed and their names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ from minidnn.graph.types import FLOATS, TensorType, numpy_dtype
 
 
 class _Changes:
-    """A count that grows with each change, of whatever network."""
+    """A count of changes to what is trainable, in all networks of the process.
+
+    :class:`~minidnn.training.step.TrainedParameters` compares it to find out cheaply whether
+    anything may have changed.
+    """
 
     __slots__ = ("count",)
 
@@ -40,7 +44,12 @@ Initializer = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
 class LazyArray:
-    """An array that is made when it is first asked for."""
+    """An array that is made at the first call.
+
+    Args:
+        make: makes the array; None if it is given.
+        array: the array, if it exists.
+    """
 
     def __init__(
         self, make: Callable[[], np.ndarray] | None, array: np.ndarray | None = None
@@ -49,7 +58,7 @@ class LazyArray:
         self._array = array
 
     def __call__(self) -> np.ndarray:
-        make = self._make  # another thread lets go of it once the array is there
+        make = self._make  # another thread sets it to None once it has the array
         if self._array is None:
             assert make is not None
             self._array = make()
@@ -95,7 +104,7 @@ class Parameter(Arithmetic):
             shape, initializer = _given(shape, dtype)
         self.type = TensorType(tuple(shape), dtype)
         self.initializer = initializer
-        #: Whether a state dict may lack it (PyTorch's ``num_batches_tracked``).
+        #: Whether a state dict may lack it, as PyTorch's ``num_batches_tracked``.
         self.optional = optional
         self._trainable = bool(trainable) and dtype in FLOATS
         self._array: LazyArray | None = None
@@ -151,15 +160,17 @@ class Parameter(Arithmetic):
         return self.stored(name)
 
     def stored(self, name: str) -> Stored:
-        """What stands for it in the graph that is being recorded: a constant, or a state, as
-        statistics are at least in training."""
+        """The parameter's value in the graph that is being recorded: a constant or a state.
+
+        In training, statistics are states in any case.
+        """
         trace = current_trace()
         data = _unbound if trace.shapes_only else self.bind(name)
-        held = trace.states or (trace.training and not self.trainable)
-        return (trace.state if held else trace.constant)(self, name, self.type, data)
+        is_state = trace.states or (trace.training and not self.trainable)
+        return (trace.state if is_state else trace.constant)(self, name, self.type, data)
 
     def reshaped(self, name: str, shape: tuple[int, ...]) -> Value:
-        """What stands for it in another shape."""
+        """The parameter's value in the graph that is being recorded, in another shape."""
         trace = current_trace()
         if trace.states:
             return apply(View(shape), self.stored(name))
@@ -168,11 +179,11 @@ class Parameter(Arithmetic):
         return trace.constant((self, shape), name, type, lambda: data().reshape(shape))
 
     def initialize(self, seed: int, name: str) -> None:
-        """Draws the parameter anew from ``seed`` and ``name``, when it is next needed."""
+        """Draws the parameter again from ``seed`` and ``name``, at its next use."""
         self._array = LazyArray(partial(_drawn, self.initializer, self.type, seed, name))
 
     def bind(self, name: str) -> LazyArray:
-        """The array as it now is, initialized with seed 0 if it never was."""
+        """The current array, initialized with seed 0 if it never was."""
         if self._array is None:
             self.initialize(0, name)
         assert self._array is not None
@@ -182,12 +193,12 @@ class Parameter(Arithmetic):
         """Sets the array, which must have the parameter's shape, to a copy in its dtype."""
         if array.shape != self.type.shape:
             raise WeightsError(f"shape {array.shape} given, {self.type.shape} expected")
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
-            held = array.astype(numpy_dtype(self.type.dtype))
-        self._array = LazyArray(None, held)
+        with np.errstate(over="ignore"):  # values beyond the dtype's range become infinite
+            converted = array.astype(numpy_dtype(self.type.dtype))
+        self._array = LazyArray(None, converted)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle keeps: of an initializer that it would not find again, its numbers alone."""
+        """The attributes for pickle: the array stands in for an initializer it cannot import."""
         state = dict(vars(self))
         if not importable(self.initializer):
             state["initializer"] = partial(_lost, repr(self.initializer))
@@ -208,11 +219,13 @@ class Parameter(Arithmetic):
 
 
 def _drawn(initializer: Initializer, type: TensorType, seed: int, name: str) -> np.ndarray:
+    """Draws a parameter's array from its initializer, by the seed and a hash of the name."""
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return initializer(random, type.shape).astype(numpy_dtype(type.dtype), copy=False)
 
 
 def _lost(initializer: str, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """The initializer of an unpickled parameter whose own could not be pickled: GraphError."""
     raise GraphError(
         f"a parameter of shape {shape} cannot be drawn anew: it was unpickled, and its initializer "
         f"{initializer} could not be pickled; valid is a function at the top of a module"
@@ -229,7 +242,7 @@ def _drawn_within(bound: float, random: np.random.Generator, shape: tuple[int, .
 
 
 def filled(value: float) -> Initializer:
-    """The initializer that gives one number everywhere."""
+    """The initializer that fills the array with one number."""
     return partial(_filled, value)
 
 
@@ -238,22 +251,22 @@ def _filled(value: float, random: np.random.Generator, shape: tuple[int, ...]) -
 
 
 def _given(array: Any, dtype: str) -> tuple[tuple[int, ...], Initializer]:
-    """The shape of an array that a parameter begins as, and what gives it."""
+    """The shape of an array that a parameter is made from, and an initializer that returns it."""
     if isinstance(array, tuple) and all(type(size) is int for size in array):
         raise GraphError(
             f"Parameter: shape={array} without initializer=; valid are a shape and a function of a "
             "generator and the shape, or an array in the shape's place"
         )
-    found, problem = as_array(array)
-    if found is None or found.dtype.kind not in "fiu":
+    given, problem = as_array(array)
+    if given is None or given.dtype.kind not in "fiu":
         raise GraphError(
             f"Parameter: {array!r:.80} ({type(array).__name__}) is no array of numbers"
             f"{f' ({problem})' if problem else ''}; valid are an array, or a shape and an "
             "initializer"
         )
     with np.errstate(over="ignore"):
-        held = found.astype(numpy_dtype(dtype))
-    return held.shape, partial(_begun, held)
+        converted = given.astype(numpy_dtype(dtype))
+    return converted.shape, partial(_begun, converted)
 
 
 def _begun(array: np.ndarray, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -261,11 +274,12 @@ def _begun(array: np.ndarray, random: np.random.Generator, shape: tuple[int, ...
 
 
 def _unbound() -> np.ndarray:
+    """The data of a parameter while shapes are inferred: GraphError."""
     raise GraphError("a parameter has no data while shapes are inferred")
 
 
 def as_array(given: Any) -> tuple[np.ndarray | None, str]:
-    """What a user gave as an array, or None and why it is none.
+    """A user's object as an array, or None and the reason why it is none.
 
     PyTorch's tensors need not be detached, and may have a dtype that NumPy lacks.
     """
@@ -278,7 +292,8 @@ def as_array(given: Any) -> tuple[np.ndarray | None, str]:
 
 
 def misfit_of(array: np.ndarray, type: TensorType) -> str:
-    """Why an array cannot be a parameter of that type; "" if it can."""
+    """The reason why an array cannot be a parameter of that type, with {} for its name; "" if it
+    can."""
     if array.shape != type.shape:
         return f"wrong shape: {{}} is {array.shape}, valid is {type.shape}"
     kinds, valid = ("f", "a float dtype") if "float" in type.dtype else ("iu", "an int dtype")
@@ -288,24 +303,24 @@ def misfit_of(array: np.ndarray, type: TensorType) -> str:
 
 
 def importable(value: Any) -> bool:
-    """Whether pickle finds a function or a class again by its name; other things it need not.
+    """Whether pickle can import a function or a class by its name; True for other objects.
 
-    Of a partial function it is that of the function itself.
+    A partial function is importable if the function in it is.
     """
     while isinstance(value, partial):
         value = value.func
     if not isinstance(value, (FunctionType, type)):
         return True
-    found: Any = sys.modules.get(value.__module__)
+    imported: Any = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is value
+        imported = getattr(imported, name, None)
+    return imported is value
 
 
 def check_picklable(layer: Any) -> None:
-    """UnsupportedError that names the class or the attribute for which a layer cannot be pickled.
+    """UnsupportedError, with the class or the attribute, if a layer cannot be pickled.
 
-    What lies deeper in attributes is left to pickle itself.
+    Objects within attributes are left to pickle itself.
     """
     kind = type(layer)
     if not importable(kind):
@@ -323,7 +338,7 @@ def check_picklable(layer: Any) -> None:
 
 
 def set_state(layer: Any, state: Mapping[str, Any]) -> None:
-    """Gives a layer that was made without ``__init__`` what its ``__getstate__`` gave."""
+    """Sets the state of a layer that was made without ``__init__``, from its ``__getstate__``."""
     if hasattr(type(layer), "__setstate__"):
         layer.__setstate__(state)
     else:

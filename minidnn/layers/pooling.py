@@ -36,9 +36,9 @@ class MaxPool2d(OperatorLayer):
 
     Args:
         kernel_size: rows and columns of a window, or one number for both.
-        stride: from one window to the next; None is ``kernel_size``.
+        stride: the step from one window to the next; None is ``kernel_size``.
         padding: rows and columns added on either side, at most half a window.
-        dilation: from one element of a window to the next.
+        dilation: the step from one element of a window to the next.
         return_indices: only False is valid.
         ceil_mode: whether windows that begin inside and end outside count.
 
@@ -76,7 +76,7 @@ class AvgPool2d(OperatorLayer):
 
     Args:
         kernel_size: rows and columns of a window, or one number for both.
-        stride: from one window to the next; None is ``kernel_size``.
+        stride: the step from one window to the next; None is ``kernel_size``.
         padding: rows and columns of zeros added on either side, at most half a window.
         ceil_mode: whether windows that begin inside and end outside count.
         count_include_pad: whether sums are divided by the size of the window, or by the number of
@@ -124,17 +124,18 @@ class AdaptiveAvgPool2d(OperatorLayer):
 
 
 class _Rows(Layer):
-    """A layer of (N, C, L) that is one of images of one row."""
+    """The base of layers of (N, C, L) that run a 2-d operator on images of one row."""
 
     def __init__(self, op: Any) -> None:
         self.op = op
 
     def forward(self, x: Any) -> Any:
         check_rank(type(self).__name__, x, 3)
-        found = self._pooled(apply(ops.View((*x.shape[:2], 1, x.shape[2])), x))
-        return apply(ops.View((*found.shape[:2], found.shape[3])), found)
+        pooled = self._pooled(apply(ops.View((*x.shape[:2], 1, x.shape[2])), x))
+        return apply(ops.View((*pooled.shape[:2], pooled.shape[3])), pooled)
 
     def _pooled(self, images: Any) -> Any:
+        """Pools images of one row."""
         return apply(self.op, images)
 
     def __repr__(self) -> str:
@@ -142,7 +143,7 @@ class _Rows(Layer):
 
 
 def _one(owner: str, name: str, value: Any, least: int) -> int:
-    """An int, or a sequence of one."""
+    """An argument as an int, from an int or a sequence of one."""
     return check_numbers(owner, name, value, 1, least)[0]
 
 
@@ -151,9 +152,9 @@ class MaxPool1d(_Rows):
 
     Args:
         kernel_size: elements of a window.
-        stride: from one window to the next; None is ``kernel_size``.
+        stride: the step from one window to the next; None is ``kernel_size``.
         padding: elements added on either side, at most half a window.
-        dilation: from one element of a window to the next.
+        dilation: the step from one element of a window to the next.
         return_indices: only False is valid.
         ceil_mode: whether windows that begin inside and end outside count.
 
@@ -177,8 +178,8 @@ class MaxPool1d(_Rows):
         kernel = _one("MaxPool1d", "kernel_size", kernel_size, 1)
         step = kernel if stride is None else _one("MaxPool1d", "stride", stride, 1)
         pad = _one("MaxPool1d", "padding", padding, 0)
-        apart = _one("MaxPool1d", "dilation", dilation, 1)
-        super().__init__(ops.MaxPool2d((1, kernel), (1, step), (0, pad), (1, apart), ceil_mode))
+        dilated = _one("MaxPool1d", "dilation", dilation, 1)
+        super().__init__(ops.MaxPool2d((1, kernel), (1, step), (0, pad), (1, dilated), ceil_mode))
 
 
 class AvgPool1d(_Rows):
@@ -186,7 +187,7 @@ class AvgPool1d(_Rows):
 
     Args:
         kernel_size: elements of a window.
-        stride: from one window to the next; None is ``kernel_size``.
+        stride: the step from one window to the next; None is ``kernel_size``.
         padding: zeros added on either side, at most half a window.
         ceil_mode: whether windows that begin inside and end outside count.
         count_include_pad: whether sums are divided by the size of the window, or by the number of
@@ -286,9 +287,13 @@ class AdaptiveMaxPool1d(_Rows):
 
 
 class _Norms(Layer):
-    """The root of the sums of powers over windows, as averages that are no averages."""
+    """The base of power-average pooling: the root of sums of powers over windows.
+
+    The sums are averages of powers times the size of the window.
+    """
 
     def _keep(self, norm_type: float, kernel: Any, stride: Any, ceil_mode: bool) -> None:
+        """Checks the exponent, and keeps the window as an average pooling."""
         name, given = type(self).__name__, plain(norm_type)
         if type(given) not in (int, float) or not 0 < given < float("inf"):
             raise GraphError(f"{name}: norm_type={norm_type!r:.80}; valid is a number above 0")
@@ -296,8 +301,8 @@ class _Norms(Layer):
         self.op = ops.AvgPool2d(kernel, stride, (0, 0), ceil_mode, True)
 
     def _norms(self, x: Any) -> Any:
-        """As PyTorch computes it: negative sums of powers have no root, which is NaN.  The slope at
-        0 is 0."""
+        """The norms of all windows; as in PyTorch, the root of a negative sum is NaN.  The gradient
+        at 0 is 0."""
         power, count = self.norm_type, float(self.op.kernel_size[0] * self.op.kernel_size[1])
         a = argument(0)
         powers = apply(ops.Formula(a**power, title="Power"), x)
@@ -317,7 +322,7 @@ class LPPool2d(_Norms):
     Args:
         norm_type: the exponent, above 0.
         kernel_size: rows and columns of a window, or one number for both.
-        stride: from one window to the next; None is ``kernel_size``.
+        stride: the step from one window to the next; None is ``kernel_size``.
         ceil_mode: only False is valid.
 
     Raises:
@@ -349,7 +354,7 @@ class LPPool1d(_Norms):
     Args:
         norm_type: the exponent, above 0.
         kernel_size: elements of a window.
-        stride: from one window to the next; None is ``kernel_size``.
+        stride: the step from one window to the next; None is ``kernel_size``.
         ceil_mode: only False is valid.
 
     Raises:
@@ -372,10 +377,11 @@ class LPPool1d(_Norms):
 
     def forward(self, x: Any) -> Any:
         check_rank("LPPool1d", x, 3)
-        found = self._norms(apply(ops.View((*x.shape[:2], 1, x.shape[2])), x))
-        return apply(ops.View((*found.shape[:2], found.shape[3])), found)
+        pooled = self._norms(apply(ops.View((*x.shape[:2], 1, x.shape[2])), x))
+        return apply(ops.View((*pooled.shape[:2], pooled.shape[3])), pooled)
 
 
 def _no_ceil(owner: str, ceil_mode: Any) -> None:
+    """GraphError if ``ceil_mode`` is on."""
     if ceil_mode:
         raise GraphError(f"{owner}: ceil_mode={ceil_mode!r:.80}; valid is False")

@@ -1,4 +1,4 @@
-"""Layers that move, join, reshape, normalize and pick whole values, with PyTorch's arguments."""
+"""Layers that move, concatenate, reshape, normalize and look up values, with PyTorch's options."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Mul(OperatorLayer):
 
 
 class Concat(OperatorLayer):
-    """Joins its inputs along ``dim``: ``Concat()(a, b, c)``.
+    """Concatenates its inputs along ``dim``: ``Concat()(a, b, c)``.
 
     >>> x = Input((3, 32, 32))
     >>> net = Model(x, Concat()(Conv2d(3, 8, 1)(x), Conv2d(3, 8, 3, padding=1)(x)))
@@ -80,7 +80,7 @@ class Concat(OperatorLayer):
 
 
 class Flatten(OperatorLayer):
-    """Joins the axes from ``start_dim`` to ``end_dim``, both included, into one.
+    """Merges the axes from ``start_dim`` to ``end_dim``, both included, into one.
 
     >>> net = Sequential(Conv2d(3, 8, 3), Flatten(), Linear(8 * 30 * 30, 10))
     """
@@ -96,7 +96,7 @@ class Reshape(OperatorLayer):
         shape: the sizes, one by one or as a sequence; one of them may be -1, which is what is left.
 
     Raises:
-        GraphError: a size is no whole number, or more than one is -1.
+        GraphError: a size is no integer, or more than one is -1.
 
     >>> net = Sequential(Conv2d(3, 64, 3), Reshape(64, -1))
     """
@@ -192,10 +192,10 @@ class PixelUnshuffle(Layer):
 
 
 class ChannelShuffle(Layer):
-    """The channels of (N, C, ...) in another order: those of all groups take turns.
+    """The channels of (N, C, ...) in another order: those of all groups are interleaved.
 
     Args:
-        groups: into how many groups the channels are split.
+        groups: the number of groups of channels.
 
     Raises:
         GraphError: the argument is no count.
@@ -272,11 +272,12 @@ class Unflatten(Layer):
 
 
 class _OfBlocks(Layer):
-    """What layers of sliding blocks share."""
+    """The base of layers of sliding blocks."""
 
     blocks: SlidingBlocks
 
     def _keep(self, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> None:
+        """Checks and keeps the arguments of the blocks."""
         name = type(self).__name__
         self.blocks = SlidingBlocks(
             check_pair(name, "kernel_size", kernel_size, 1),
@@ -286,10 +287,10 @@ class _OfBlocks(Layer):
         )
 
     def extra_repr(self) -> str:
-        own = self.blocks
+        blocks = self.blocks
         return (
-            f"kernel_size={own.kernel}, dilation={own.dilation}, padding={own.padding}, "
-            f"stride={own.stride}"
+            f"kernel_size={blocks.kernel}, dilation={blocks.dilation}, padding={blocks.padding}, "
+            f"stride={blocks.stride}"
         )
 
 
@@ -298,9 +299,9 @@ class Unfold(_OfBlocks):
 
     Args:
         kernel_size: rows and columns of a block, (KH, KW), or one number for both.
-        dilation: from one element of a block to the next.
+        dilation: the step from one element of a block to the next.
         padding: rows and columns of zeros added on either side.
-        stride: from one block to the next.
+        stride: the step from one block to the next.
 
     Raises:
         GraphError: an argument is not valid.
@@ -327,9 +328,9 @@ class Fold(_OfBlocks):
     Args:
         output_size: rows and columns of the image, or one number for both.
         kernel_size: rows and columns of a block, (KH, KW), or one number for both.
-        dilation: from one element of a block to the next.
+        dilation: the step from one element of a block to the next.
         padding: rows and columns on either side that the image lacks.
-        stride: from one block to the next.
+        stride: the step from one block to the next.
 
     Raises:
         GraphError: an argument is not valid.
@@ -371,7 +372,7 @@ class Fold(_OfBlocks):
 
 
 class Embedding(Layer):
-    """The rows of ``weight`` by their numbers: of whole numbers (...) it gives (..., features).
+    """The rows of ``weight`` by their indices: integers (...) become (..., features).
 
     The parameter is ``weight`` (num_embeddings, embedding_dim), normal numbers at first. A number
     beyond the table gives NaN, since values are not looked at before they are used. As the first
@@ -414,13 +415,13 @@ class Embedding(Layer):
         for name, (given, only) in valid.items():
             if given != only:
                 raise GraphError(f"Embedding: {name}={given!r:.80}; valid is {only!r}")
-        place = plain(padding_idx)
-        if place is not None and (type(place) is not int or not -rows <= place < rows):
+        index = plain(padding_idx)
+        if index is not None and (type(index) is not int or not -rows <= index < rows):
             raise GraphError(
                 f"Embedding: padding_idx={padding_idx!r:.80}; valid is an int from {-rows} to "
                 f"{rows - 1}, or None"
             )
-        self.padding_idx = None if place is None else place % rows
+        self.padding_idx = None if index is None else index % rows
         self.weight = Parameter((rows, embedding_dim), self._drawn)
 
     def _drawn(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

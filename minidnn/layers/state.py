@@ -1,9 +1,9 @@
-"""How the entries of a state dict find the parameters of a network.
+"""Matches the entries of a state dict with the parameters of a network.
 
-Where one does not fit, advice says where the parameters may be.  Trainers and wrappers put names
-before those of the network's parameters (``module.`` of DataParallel, ``_orig_mod.`` of
-torch.compile, ``model.`` of Lightning, ``ema.``), within them, or state dicts into other dicts.
-Nothing is known here of whom: whatever makes names and shapes fit is found.
+Where entries do not fit, advice says how more of them would.  Trainers and wrappers add prefixes to
+the names of parameters (``module.`` of DataParallel, ``_orig_mod.`` of torch.compile, ``model.`` of
+Lightning, ``ema.``), insert names within them, or nest state dicts in other dicts.  The advice
+needs no list of them: it tries which prefix, dict or layer makes names and shapes fit.
 """
 
 from __future__ import annotations
@@ -24,38 +24,45 @@ from minidnn.layers.parameter import Parameter, as_array, misfit_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-#: Layers that only hold another one, and who puts them around it; they may stand within names.
+#: Names that wrappers insert for the layer that they hold, and the wrappers; any part of a name may
+#: be such a name.
 WRAPPERS = {
     "module": "torch.nn.DataParallel and others",
     "_orig_mod": "torch.compile",
     "_fsdp_wrapped_module": "FSDP",
     "_checkpoint_wrapped_module": "activation checkpointing",
 }
+#: The depth to which nested dicts are searched, and the most lines of advice.
 _DEEPEST = 4
 _MOST_LINES = 3
 
 
 def advice(shapes: Shapes, state: Mapping[Any, Any], fitting: int) -> list[str]:
-    """Lines that say how more of a network's parameters than ``fitting`` find their entries.
+    """Lines of advice by which more than ``fitting`` of a network's parameters find their entries.
 
-    ``shapes`` has every parameter's shape by its name.
+    Args:
+        shapes: the shapes of all parameters, by name.
+        state: the state dict.
+        fitting: the number of parameters that fit now.
     """
-    found: list[tuple[int, str]] = []
+    candidates: list[tuple[int, str]] = []
     for path, entries in _dicts(state):
         keys = "".join(f"[{key!r}]" for key in path)
-        held = f"entry {keys} is a dict; " if keys else ""
+        nested = f"entry {keys} is a dict; " if keys else ""
         for prefix, count in _prefixes(shapes, entries).items():
             if not keys and not prefix:
                 continue
-            given = f"state{keys}" + (f", prefix={prefix!r}" if prefix else "")
-            found.append((count, f"{held}load_state_dict({given}){_by_whom(prefix.split('.'))}"))
-        found += _wrapped_within(shapes, entries, held)
+            call = f"state{keys}" + (f", prefix={prefix!r}" if prefix else "")
+            candidates.append(
+                (count, f"{nested}load_state_dict({call}){_by_whom(prefix.split('.'))}")
+            )
+        candidates += _wrapped_within(shapes, entries, nested)
         if not keys:
-            found += _of_layers(shapes, entries)
-    best = max((count for count, _ in found), default=0)
+            candidates += _of_layers(shapes, entries)
+    best = max((count for count, _ in candidates), default=0)
     if best <= fitting:
         return []
-    lines = [(count, text) for count, text in found if 2 * count > max(best, 2 * fitting)]
+    lines = [(count, text) for count, text in candidates if 2 * count > max(best, 2 * fitting)]
     lines.sort(key=lambda line: -line[0])
     return [
         f"{count} of {len(shapes)} parameters fit: {text}" for count, text in lines[:_MOST_LINES]
@@ -65,7 +72,7 @@ def advice(shapes: Shapes, state: Mapping[Any, Any], fitting: int) -> list[str]:
 def _dicts(
     state: Mapping[Any, Any], path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], Mapping[Any, Any]]]:
-    """The state dict and those within it, with the keys that lead there."""
+    """Yields the state dict and all dicts nested in it, each with the keys that lead to it."""
     yield path, state
     if len(path) < _DEEPEST:
         for key, value in state.items():
@@ -74,25 +81,28 @@ def _dicts(
 
 
 def _arrays(state: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the entries that are no dicts and have a string as key."""
     for name, value in state.items():
         if isinstance(name, str) and not isinstance(value, Mapping):
             yield name, value
 
 
 def _fits(shape: tuple[int, ...] | None, value: Any) -> bool:
+    """Whether a value has the shape of a parameter."""
     return shape is not None and tuple(getattr(value, "shape", None) or ()) == shape
 
 
 def _prefixes(shapes: Shapes, state: Mapping[Any, Any]) -> Counter[str]:
-    """How many parameters fit when a prefix is taken off; "" is none."""
-    found: Counter[str] = Counter()
+    """The number of parameters that fit without a prefix of the entries' names, by prefix."""
+    counts: Counter[str] = Counter()
     for name, value in _arrays(state):
         starts = [0, *(i + 1 for i, letter in enumerate(name) if letter == ".")]
-        found.update(name[:i] for i in starts if _fits(shapes.get(name[i:]), value))
-    return found
+        counts.update(name[:i] for i in starts if _fits(shapes.get(name[i:]), value))
+    return counts
 
 
 def _by_whom(parts: list[str]) -> str:
+    """Names the wrappers that insert these parts of names."""
     who = [WRAPPERS[part] for part in parts if part in WRAPPERS]
     return f" (names of {' and of '.join(who)})" if who else ""
 
@@ -100,7 +110,7 @@ def _by_whom(parts: list[str]) -> str:
 def _wrapped_within(
     shapes: Shapes, state: Mapping[Any, Any], held: str
 ) -> Iterator[tuple[int, str]]:
-    """Wrappers within names, which no prefix takes off."""
+    """Yields advice about wrappers' names within names, where removing a prefix does not help."""
     count, used, within = 0, dict.fromkeys(WRAPPERS, 0), 0
     for name, value in _arrays(state):
         parts = name.split(".")
@@ -118,26 +128,26 @@ def _wrapped_within(
 
 
 def _of_layers(shapes: Shapes, state: Mapping[Any, Any]) -> Iterator[tuple[int, str]]:
-    """Layers of the network whose state dict it is."""
+    """Yields advice about layers of the network whose own state dict this may be."""
     arrays = dict(_arrays(state))
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name, shape in shapes.items():
         ends = [i for i, letter in enumerate(name) if letter == "."]
-        found.update(
+        counts.update(
             name[:i]
             for i in ends
             if name[i + 1 :] in arrays and _fits(shape, arrays[name[i + 1 :]])
         )
-    for layer, count in found.items():
+    for layer, count in counts.items():
         yield count, f"load_state_dict of the layer {layer!r}, whose state dict it seems to be"
 
 
-#: A state dict names at most so many layers in one line of advice or of a warning.
+#: The most names in one line of advice or of a warning.
 _FEW = 4
 
 
 class LoadedState(NamedTuple):
-    """What ``load_state_dict`` did not find, with PyTorch's names for it.
+    """The names that ``load_state_dict`` did not match, as PyTorch returns them.
 
     Attributes:
         missing_keys: parameters that the state dict lacks; they stay as they were.
@@ -150,12 +160,12 @@ class LoadedState(NamedTuple):
 
 @dataclass
 class _Matched:
-    """Which array goes to which parameter, and everything that does not fit."""
+    """The arrays that are matched with parameters, and everything that does not fit."""
 
     arrays: list[tuple[Parameter, np.ndarray]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
-    #: What is wrong with each parameter's entries or for want of them, in order.
+    #: A line for each entry that is missing or does not fit, in the order of parameters.
     problems: list[str] = field(default_factory=list)
     #: Parameters whose entries have another shape.
     misshapen: list[str] = field(default_factory=list)
@@ -171,11 +181,14 @@ def load_state(
     prefix: str,
     without: str | Sequence[str],
 ) -> LoadedState:
-    """What ``Layer.load_state_dict`` does for a network of that class.
+    """Sets parameters from a state dict; see ``Layer.load_state_dict``.
 
     Args:
+        network: the name of the network's class, for messages.
         named: all parameters under every name that they have.
-        ignored: entries that begin so are tolerated.
+        state: the state dict.
+        ignored: prefixes of entries that are tolerated.
+        strict, prefix, without: as ``Layer.load_state_dict`` takes them.
     """
     _check_state(state)
     state = below(prefix, state)
@@ -203,6 +216,7 @@ def load_state(
 
 
 def _check_state(state: Any) -> None:
+    """WeightsError unless the state dict is a mapping."""
     if isinstance(state, Mapping):
         return
     hint = ""
@@ -216,7 +230,7 @@ def _check_state(state: Any) -> None:
 
 
 def below(prefix: Any, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """The entries whose names begin with a prefix, without it."""
+    """The entries whose names begin with a prefix, with the prefix removed."""
     if not isinstance(prefix, str):
         raise WeightsError(f"prefix={prefix!r:.80}; valid is a text, such as 'module.'")
     if not prefix:
@@ -224,23 +238,23 @@ def below(prefix: Any, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
     names = [name for name in state if isinstance(name, str)]
     dotted = prefix if prefix.endswith(".") else f"{prefix}."
     chosen = dotted if any(name.startswith(dotted) for name in names) else prefix
-    found = {name[len(chosen) :]: state[name] for name in names if name.startswith(chosen)}
-    if not found:
+    entries = {name[len(chosen) :]: state[name] for name in names if name.startswith(chosen)}
+    if not entries:
         firsts = sorted({name.partition(".")[0] for name in names})
         raise WeightsError(
             f"prefix={prefix!r}: no entry of the state dict begins so; the first parts of its "
             f"{len(state)} names are {_few(firsts)}"
         )
-    return found
+    return entries
 
 
 def _left_out(
     without: Any, named: Sequence[tuple[str, Parameter]], state: Mapping[Any, Any]
 ) -> tuple[Sequence[tuple[str, Parameter]], Mapping[Any, Any]]:
-    """Parameters and entries but for those of some names, each of an entry or of a layer."""
-    given = [without] if isinstance(without, str) else list(without)
+    """Parameters and entries without those that ``without`` names, by themselves or by a layer."""
+    excluded = [without] if isinstance(without, str) else list(without)
     names = [*(name for name, _ in named), *(name for name in state if isinstance(name, str))]
-    for part in given:
+    for part in excluded:
         if not any(_within(name, part) for name in names):
             parts = {".".join(name.split(".")[:n]) for name in names for n in range(1, 9)}
             near = difflib.get_close_matches(str(part), sorted(parts), 3, 0.0)
@@ -248,17 +262,18 @@ def _left_out(
                 f"without={part!r:.80}: neither the network nor the state dict has a layer or a "
                 f"parameter of that name; near are {', '.join(map(repr, near)) or 'none'}"
             )
-    out = {parameter for name, parameter in named if any(_within(name, part) for part in given)}
+    out = {parameter for name, parameter in named if any(_within(name, part) for part in excluded)}
     aliases = {name for name, parameter in named if parameter in out}
     kept = {
         name: value
         for name, value in state.items()
-        if name not in aliases and not any(_within(name, part) for part in given)
+        if name not in aliases and not any(_within(name, part) for part in excluded)
     }
     return [(name, parameter) for name, parameter in named if parameter not in out], kept
 
 
 def _within(name: Any, part: Any) -> bool:
+    """Whether an entry is ``part`` itself, or belongs to the layer of that name."""
     return isinstance(name, str) and (name == part or name.startswith(f"{part}."))
 
 
@@ -268,33 +283,33 @@ def _match(
     ignored: tuple[str, ...],
     strict: bool,
 ) -> _Matched:
-    """Matches a state dict with parameters, each of which may have several names."""
+    """Matches the entries of a state dict with parameters, which may have several names each."""
     names: dict[Parameter, list[str]] = {}
     for name, parameter in named:
         names.setdefault(parameter, []).append(name)
-    found = _Matched()
+    matched = _Matched()
     for parameter, aliases in names.items():
-        given = [name for name in aliases if name in state]
-        if not given and not parameter.optional:
-            found.missing.append(aliases[0])
+        present = [name for name in aliases if name in state]
+        if not present and not parameter.optional:
+            matched.missing.append(aliases[0])
             if strict:
-                found.problems.append(f"missing: {aliases[0]} {parameter.type}")
-        arrays = [_array(name, state[name], parameter.type, found) for name in given]
+                matched.problems.append(f"missing: {aliases[0]} {parameter.type}")
+        arrays = [_array(name, state[name], parameter.type, matched) for name in present]
         fitting = [array for array in arrays if array is not None]
-        for name, array in zip(given[1:], fitting[1:], strict=False):
+        for name, array in zip(present[1:], fitting[1:], strict=False):
             if not np.array_equal(array, fitting[0], equal_nan=array.dtype.kind == "f"):
-                found.problems.append(
-                    f"contradiction: {given[0]} and {name} are one shared parameter, but differ"
+                matched.problems.append(
+                    f"contradiction: {present[0]} and {name} are one shared parameter, but differ"
                 )
         if fitting:
-            found.arrays.append((parameter, fitting[0]))
+            matched.arrays.append((parameter, fitting[0]))
     known = {name for name, _ in named}
-    found.unexpected = [
+    matched.unexpected = [
         name
         for name in state
         if name not in known and not (isinstance(name, str) and name.startswith(ignored))
     ]
-    return found
+    return matched
 
 
 def _array(name: str, given: Any, type: TensorType, found: _Matched) -> np.ndarray | None:
@@ -318,6 +333,7 @@ def _advice(
     matched: _Matched,
     without: str | Sequence[str],
 ) -> list[str]:
+    """Advice about names or, if only shapes differ, about leaving layers out."""
     lines = advice(shapes, state, len(matched.arrays))
     layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in matched.misshapen))
     others = len(matched.problems) - len(matched.misshapen)
@@ -328,5 +344,6 @@ def _advice(
 
 
 def _few(names: Sequence[Any]) -> str:
+    """The first few names, and the number of the others."""
     more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
     return ", ".join(f"{name!s:.80}" for name in names[:_FEW]) + more if names else "none"

@@ -1,4 +1,4 @@
-"""The table behind :meth:`Layer.summary`."""
+"""Formats the table of :meth:`Layer.summary`: layers, output shapes, parameters and operations."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from minidnn.graph.types import TensorType
 from minidnn.layers.parameter import Parameter
 
 _HEADER = ("Layer", "Type", "Output", "Parameters", "Operations")
+#: Widths in characters: of the table, of a type or an output, and at least of a path.
 _WIDEST = 99
 _WIDEST_TEXT = 20
 _SHORTEST_PATH = 20
@@ -23,8 +24,13 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What the table needs to know of a layer: its class, its own parameters, and whether it
-    has no layers below it."""
+    """A layer as the table shows it.
+
+    Attributes:
+        type: the name of its class.
+        leaf: whether it has no layers below it.
+        parameters: its own parameters, by name.
+    """
 
     type: str
     leaf: bool
@@ -33,6 +39,8 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    """A row of the table; ``operations`` is None for a layer that is not called."""
+
     path: str
     type: str
     output: str
@@ -46,7 +54,7 @@ class _Row:
 
 
 def summary(network: str, graph: Graph, layers: Mapping[str, Described]) -> str:
-    """The table for a network of that class, its graph, and its layers by their paths."""
+    """The table of a network, from the name of its class, its graph, and its layers by path."""
     own = _own_parameters(layers)
     groups = _groups(graph.nodes, layers)
     rows = [
@@ -62,36 +70,38 @@ def summary(network: str, graph: Graph, layers: Mapping[str, Described]) -> str:
 
 
 def _below(source: str, path: str) -> bool:
+    """Whether a node belongs to a layer below ``path``."""
     return not path or source.startswith(f"{path}.")
 
 
 def _own_parameters(layers: Mapping[str, Described]) -> dict[str, dict[str, Parameter]]:
-    """The parameters of each layer itself; those met before at another one are left out."""
+    """The own parameters of each layer, by path; shared ones appear at the first layer only."""
     seen: set[int] = set()
-    found: dict[str, dict[str, Parameter]] = {}
+    parameters: dict[str, dict[str, Parameter]] = {}
     for path, layer in layers.items():
-        found[path] = {}
+        parameters[path] = {}
         for name, value in layer.parameters.items():
             if id(value) not in seen:
                 seen.add(id(value))
-                found[path][name] = value
-    return found
+                parameters[path][name] = value
+    return parameters
 
 
 def _groups(nodes: tuple[Node, ...], layers: Mapping[str, Described]) -> dict[str, list[Node]]:
-    """Nodes by the layer without layers below it that they come from, or each by itself."""
+    """Nodes by the path of the leaf layer that recorded them; other nodes by their own names."""
     if len(layers) == 1:
         return {"": list(nodes)}
     leaves = {path for path, layer in layers.items() if path and layer.leaf}
-    found: dict[str, list[Node]] = {}
+    groups: dict[str, list[Node]] = {}
     for node in nodes:
         path = node.source if node.source in leaves else node.name
-        found.setdefault(path, []).append(node)
-    return found
+        groups.setdefault(path, []).append(node)
+    return groups
 
 
 def _row(path: str, layer: Described | None, nodes: list[Node], own: dict[str, Parameter]) -> _Row:
-    # A layer that records several different operators was called once for each kind of them.
+    # A layer may record several operators in one call: the most frequent one counts its calls.
+    """The row of a layer, or of a node between layers."""
     kinds: Counter[Operator] = Counter(node.op for node in nodes)
     calls = max(kinds.values())
     kind = nodes[-1].op.name if layer is None else layer.type
@@ -105,6 +115,7 @@ def _row(path: str, layer: Described | None, nodes: list[Node], own: dict[str, P
 
 
 def _learned(own: dict[str, Parameter]) -> int:
+    """The number of elements of parameters that are no statistics."""
     return sum(p.type.size for name, p in own.items() if name not in _STATISTICS)
 
 
@@ -113,6 +124,7 @@ def _shapes(types: Any) -> str:
 
 
 def _table(rows: list[_Row]) -> list[str]:
+    """The lines of the table, with aligned columns."""
     table = [_HEADER, *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     rest = sum(widths[1:]) + 2 * len(widths[1:])
@@ -130,6 +142,7 @@ def _table(rows: list[_Row]) -> list[str]:
 
 
 def _totals(rows: list[_Row], own: dict[str, dict[str, Parameter]]) -> list[str]:
+    """The lines below the table."""
     parameters: list[tuple[str, TensorType]] = [
         (name, parameter.type) for of_layer in own.values() for name, parameter in of_layer.items()
     ]
@@ -145,6 +158,7 @@ def _totals(rows: list[_Row], own: dict[str, dict[str, Parameter]]) -> list[str]
 
 
 def _shortened(text: str, width: int) -> str:
+    """A text cut in its middle to a width."""
     if len(text) <= width:
         return text
     head = (width - 3) // 3

@@ -1,6 +1,6 @@
-"""Symbols: the tensors of a functional model, and what was called on them.
+"""Symbols: the tensors of a functional model, and the calls of layers that made them.
 
-A symbol has no batch size; that is bound when the model is compiled.
+A symbol has no batch size; the size is bound when the model is compiled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ __all__ = ["Input", "Symbol"]
 
 
 class Call:
-    """One application of a layer or an operator to symbols."""
+    """One call of a layer or an operator on symbols.
+
+    Attributes:
+        function: takes and returns values.
+        inputs: the symbols that it was called on.
+        label: its name in errors.
+        outputs: the symbols that it returned.
+    """
 
     __slots__ = ("function", "inputs", "label", "outputs")
 
@@ -39,8 +46,8 @@ class Symbol(Arithmetic):
     Args:
         shape: that of one sample.
         dtype: of its numbers.
-        name: what messages and pictures call it.
-        call: what gave it; None for an input.
+        name: its name in messages and pictures.
+        call: the call that made it; None for an input.
 
     >>> x = Input((3, 32, 32))
     >>> y = Conv2d(3, 8, 3)(x)
@@ -77,20 +84,22 @@ class Symbol(Arithmetic):
         operands: Sequence[Any],
         options: Mapping[str, Any],
     ) -> Any:
+        """Records an operator on operands, some of which are symbols, as a call."""
         symbolic = [each for each in operands if isinstance(each, Symbolic)]
         given = tuple(_Place if isinstance(each, Symbolic) else each for each in operands)
         return call(partial(_called, function, given, dict(options)), symbolic, label)
 
 
 class _Place:
-    """Where a value goes among the operands of a function that waits for them."""
+    """A placeholder for a symbol among the operands of a deferred call."""
 
 
 def _called(
     function: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any], *values: Any
 ) -> Any:
-    left = iter(values)
-    return function(*(next(left) if each is _Place else each for each in given), **options)
+    """Calls a function of operands in which ``values`` take the places of the placeholders."""
+    rest = iter(values)
+    return function(*(next(rest) if each is _Place else each for each in given), **options)
 
 
 def Input(shape: Sequence[int], dtype: str = "float32", name: str = "input") -> Symbol:
@@ -128,10 +137,13 @@ def call(
     label: str,
     name_in: Callable[[Trace], None] | None = None,
 ) -> Any:
-    """Records the call of a layer or operator on symbols and infers what it gives.
+    """Records the call of a layer or an operator on symbols, and infers its outputs.
 
-    ``function`` takes and gives values; ``label`` names it in errors; ``name_in`` tells a
-    trace where the layers are that it may call.
+    Args:
+        function: takes and returns values.
+        inputs: the symbols.
+        label: the name of ``function`` in errors.
+        name_in: gives a trace the paths of the layers that ``function`` may call.
     """
     for i, symbol in enumerate(inputs):
         if isinstance(symbol, Value):
@@ -175,13 +187,13 @@ def call(
 
 
 def present(results: Any) -> Any:
-    """The results of a layer without those that it left out, as attention does its weights."""
+    """The results of a layer without those that are None, as attention's weights may be."""
     some = isinstance(results, tuple) and any(each is not None for each in results)
     return tuple(each for each in results if each is not None) if some else results
 
 
 def results_of(label: str, results: Any) -> tuple[Value, ...]:
-    """What a layer gave (a value, a sequence or a dict of them) as a tuple of values."""
+    """The results of a layer (a value, a sequence or a dict of values) as a tuple of values."""
     found = results.values() if isinstance(results, Mapping) else results
     plain = isinstance(found, Iterable) and not isinstance(found, Symbolic)
     found = tuple(

@@ -94,7 +94,7 @@ class MultiheadAttention(Layer):
         values = embed_dim if vdim is None else check_count(name, "vdim", vdim)
         self._together = keys == values == embed_dim
         if self._together:
-            drawn = within(sqrt(6 / (4 * embed_dim)))  # Xavier's, of the whole matrix
+            drawn = within(sqrt(6 / (4 * embed_dim)))  # Xavier's bound for the whole matrix
             self.in_proj_weight = Parameter((3 * embed_dim, embed_dim), drawn)
         else:
             for of, size in (("q", embed_dim), ("k", keys), ("v", values)):
@@ -120,13 +120,13 @@ class MultiheadAttention(Layer):
             raise misfit(
                 "MultiheadAttention", "is_causal=True without attn_mask; valid is the mask itself"
             )
-        for each in (query, key, value):
-            check_rank("MultiheadAttention", each, 2, 3)
+        for operand in (query, key, value):
+            check_rank("MultiheadAttention", operand, 2, 3)
         single = query.type.rank == 2
         parts = [query, key, value]
         if single:
             rows = query[:, None]
-            parts = [rows if each is query else each[:, None] for each in parts]
+            parts = [rows if operand is query else operand[:, None] for operand in parts]
         order = (0, 2, 1, 3) if self.batch_first and not single else (1, 2, 0, 3)
         q, k, v = self._projected(parts, order)
         scores = (q * (1 / sqrt(q.shape[-1]))) @ k.swapaxes(-1, -2)
@@ -134,13 +134,13 @@ class MultiheadAttention(Layer):
         if masks:
             scores = pointwise("Mask", _masked([m.dtype == "bool" for m in masks]), scores, *masks)
         weights = apply(ops.Softmax(-1), scores)
-        if masks and not need_weights:  # a row that looks at nothing is zero then, as in PyTorch
+        if masks and not need_weights:  # fully masked rows are then zero, as in PyTorch
             most = scores.max(-1, keepdims=True)
             weights = pointwise("Counted", lambda w, m: where(m <= -inf, 0.0, w), weights, most)
         if self.dropout:
             weights = dropped(weights, self.dropout)
-        joined = (weights @ v).permute(*np.argsort(order).tolist())
-        out = self.out_proj(joined.reshape(*joined.shape[:2], self.embed_dim))
+        heads = (weights @ v).permute(*np.argsort(order).tolist())
+        out = self.out_proj(heads.reshape(*heads.shape[:2], self.embed_dim))
         if single:
             out, weights = out[:, 0], weights[0]
         if not need_weights:
@@ -148,19 +148,19 @@ class MultiheadAttention(Layer):
         return out, weights.mean(-3) if average_attn_weights else weights
 
     def _projected(self, parts: list[Any], order: tuple[int, ...]) -> list[Any]:
-        """Query, key and value as (N, heads, length, features): of one value by one product."""
+        """Query, key and value as (N, heads, length, features); self-attention takes one GEMM."""
         query, key, value = parts
         if not (self._together and query is key is value):
             return [self._heads(i, each, order) for i, each in enumerate(parts)]
         operands = [*self.constants("in_proj_weight"), *self.constants("in_proj_bias")]
         packed: Any = apply(ops.Linear(), query, *operands)
         size = self.embed_dim
-        found = []
+        projected = []
         for i in range(3):
-            own: Any = packed[..., i * size : (i + 1) * size]
-            heads = own.reshape(*own.shape[:2], self.num_heads, size // self.num_heads)
-            found.append(heads.permute(*order))
-        return found
+            part: Any = packed[..., i * size : (i + 1) * size]
+            heads = part.reshape(*part.shape[:2], self.num_heads, size // self.num_heads)
+            projected.append(heads.permute(*order))
+        return projected
 
     def _heads(self, index: int, x: Value, order: tuple[int, ...]) -> Any:
         """One of query, key and value as (N, heads, length, features)."""
@@ -179,7 +179,7 @@ class MultiheadAttention(Layer):
         return heads.permute(*order)
 
     def _masks(self, scores: Any, attn_mask: Any, key_padding_mask: Any) -> list[Any]:
-        """The masks that are given, in shapes that broadcast with the scores."""
+        """The masks of a call, in shapes that broadcast with the scores."""
         batch, heads, queries, keys = scores.shape
         shapes = {
             "attn_mask": {
@@ -190,7 +190,7 @@ class MultiheadAttention(Layer):
         }
         if batch == 1:
             shapes["key_padding_mask"][keys,] = (keys,)
-        found = []
+        reshaped = []
         for name, mask in (("attn_mask", attn_mask), ("key_padding_mask", key_padding_mask)):
             if mask is None:
                 continue
@@ -203,8 +203,8 @@ class MultiheadAttention(Layer):
                     f"{name} is {array.dtype} of shape {tuple(array.shape)}; valid is bool or a "
                     f"float dtype, of shape {valid}",
                 )
-            found.append(array.reshape(*shape))
-        return found
+            reshaped.append(array.reshape(*shape))
+        return reshaped
 
     def extra_repr(self) -> str:
         first = ", batch_first=True" if self.batch_first else ""
@@ -212,6 +212,8 @@ class MultiheadAttention(Layer):
 
 
 def _masked(hidden: list[bool]) -> Any:
+    """The formula that applies masks to a score; ``hidden`` tells which masks are bools."""
+
     def body(score: Expression, *masks: Expression) -> Expression:
         for mask, bools in zip(masks, hidden, strict=True):
             score = where(mask > 0.0, -inf, score) if bools else score + mask
@@ -224,8 +226,8 @@ Activation = str | Callable[[Any], Any]
 
 
 class _TransformerLayer(Layer):
-    """What layers of encoders and decoders share: each attention has a normalization and a dropout
-    of its own, and so have the linear layers."""
+    """The base of encoder and decoder layers: each attention, and the feed-forward block, has a
+    normalization and a dropout of its own."""
 
     self_attn: MultiheadAttention
     multihead_attn: MultiheadAttention
@@ -241,8 +243,8 @@ class _TransformerLayer(Layer):
         bias: bool,
     ) -> None:
         name, (d_model, dim_feedforward) = type(self).__name__, sizes
-        for each, attention in attentions.items():
-            setattr(self, each, attention)
+        for attention_name, attention in attentions.items():
+            setattr(self, attention_name, attention)
         hidden = check_count(name, "dim_feedforward", dim_feedforward)
         self.linear1 = Linear(d_model, hidden, bias)
         self.dropout = Dropout(dropout)
@@ -250,8 +252,8 @@ class _TransformerLayer(Layer):
         count = len(attentions) + 1
         for kind in ("norm", "dropout"):
             for i in range(1, count + 1):
-                made = LayerNorm(d_model, eps, bias=bias) if kind == "norm" else Dropout(dropout)
-                setattr(self, f"{kind}{i}", made)
+                layer = LayerNorm(d_model, eps, bias=bias) if kind == "norm" else Dropout(dropout)
+                setattr(self, f"{kind}{i}", layer)
         self.norm_first = bool(norm_first)
         known: dict[Any, Any] = {"relu": ops.ReLU(), "gelu": ops.GELU("none")}
         if not callable(activation) and activation not in known:
@@ -263,16 +265,20 @@ class _TransformerLayer(Layer):
         self._activation_op = None if callable(activation) else known[activation]
 
     def _with(self, x: Any, number: int, branch: Callable[[Any], Any]) -> Any:
-        """An input and what a branch makes of it, normalized before or behind."""
+        """A residual connection: ``x`` plus its branch, normalized before the branch or after the
+        sum."""
         norm, drop = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
         if self.norm_first:
             return x + drop(branch(norm(x)))
         return norm(x + drop(branch(x)))
 
     def _feed_forward(self, x: Any) -> Any:
+        """The two linear layers with the activation and a dropout between them."""
         inner = self.linear1(x)
-        own: Any = self.activation
-        inner = own(inner) if self._activation_op is None else apply(self._activation_op, inner)
+        function: Any = self.activation
+        inner = (
+            function(inner) if self._activation_op is None else apply(self._activation_op, inner)
+        )
         return self.linear2(self.dropout(inner))
 
 
@@ -290,7 +296,7 @@ class TransformerEncoderLayer(_TransformerLayer):
         activation: between the two linear layers, "relu", "gelu", or a function or layer.
         layer_norm_eps: ``eps`` of the normalizations.
         batch_first: whether the first axis is that of the batch.
-        norm_first: whether normalizations come before what they belong to, or behind.
+        norm_first: whether normalizations come before their branches, or after the sums.
         bias: whether products and normalizations have biases.
 
     Raises:
@@ -329,9 +335,9 @@ class TransformerEncoderLayer(_TransformerLayer):
     ) -> Any:
         def attend(x: Any) -> Any:
             masks = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask}
-            given = {name: mask for name, mask in masks.items() if mask is not None}
+            present = {name: mask for name, mask in masks.items() if mask is not None}
             attention: Any = self.self_attn
-            return attention(x, x, x, need_weights=False, is_causal=is_causal, **given)[0]
+            return attention(x, x, x, need_weights=False, is_causal=is_causal, **present)[0]
 
         return self._with(self._with(src, 1, attend), 2, self._feed_forward)
 
@@ -376,13 +382,13 @@ class TransformerDecoderLayer(_TransformerLayer):
         memory_is_causal: bool = False,
     ) -> Any:
         def attend(attention: Any, to: Any, mask: Any, padding: Any, causal: bool) -> Any:
-            given = {"attn_mask": mask, "key_padding_mask": padding}
-            given = {name: each for name, each in given.items() if each is not None}
+            masks = {"attn_mask": mask, "key_padding_mask": padding}
+            masks = {name: each for name, each in masks.items() if each is not None}
 
             def branch(x: Any) -> Any:
                 other = x if to is None else to
-                found = attention(x, other, other, need_weights=False, is_causal=causal, **given)
-                return found[0]
+                results = attention(x, other, other, need_weights=False, is_causal=causal, **masks)
+                return results[0]
 
             return branch
 
@@ -393,6 +399,8 @@ class TransformerDecoderLayer(_TransformerLayer):
 
 
 class _Stack(Layer):
+    """The base of encoders and decoders: copies of a layer in sequence, and a normalization."""
+
     def __init__(self, layer: Layer, num_layers: int, norm: Layer | None) -> None:
         name = type(self).__name__
         if not isinstance(layer, Layer) or not (norm is None or isinstance(norm, Layer)):
@@ -413,7 +421,7 @@ class TransformerEncoder(_Stack):
 
     Args:
         encoder_layer: a layer, of which there are copies.
-        num_layers: how many.
+        num_layers: the number of copies.
         norm: a layer for the result, or None.
         enable_nested_tensor, mask_check: ignored.
 
@@ -442,9 +450,9 @@ class TransformerEncoder(_Stack):
         src_key_padding_mask: Any = None,
         is_causal: bool = False,
     ) -> Any:
-        given = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask}
-        given = {name: each for name, each in given.items() if each is not None}
-        return self._through(src, is_causal=bool(is_causal), **given)
+        masks = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask}
+        masks = {name: each for name, each in masks.items() if each is not None}
+        return self._through(src, is_causal=bool(is_causal), **masks)
 
 
 class TransformerDecoder(_Stack):
@@ -452,7 +460,7 @@ class TransformerDecoder(_Stack):
 
     Args:
         decoder_layer: a layer, of which there are copies.
-        num_layers: how many.
+        num_layers: the number of copies.
         norm: a layer for the result, or None.
 
     Raises:
@@ -483,6 +491,6 @@ class TransformerDecoder(_Stack):
             "tgt_key_padding_mask": tgt_key_padding_mask,
             "memory_key_padding_mask": memory_key_padding_mask,
         }
-        given = {name: mask for name, mask in masks.items() if mask is not None}
+        present = {name: mask for name, mask in masks.items() if mask is not None}
         causal = {"tgt_is_causal": bool(tgt_is_causal), "memory_is_causal": bool(memory_is_causal)}
-        return self._through(tgt, memory, **causal, **given)
+        return self._through(tgt, memory, **causal, **present)

@@ -1,4 +1,4 @@
-"""Who may ask: a token, and on a loopback address no page of another site."""
+"""Access control: a token and, without one, refusal of requests from pages of other sites."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from starlette.datastructures import Headers
 from minidnn.errors import DeviceError
 from minidnn.serving.settings import Fault, Refusal, Settings
 
-#: What an orchestrator asks, which has no token.
+#: Paths that need no token: an orchestrator's probes.
 OPEN = ("/v2/health/live", "/v2/health/ready")
 
 
 def check_token(settings: Settings, authorization: str | None) -> None:
-    """Fault unless the value of an Authorization header has the token, if there is one: as a
-    bearer's, or as the password with which a browser asks for the page."""
+    """Fault unless an Authorization header has the server's token, if the server has one.
+
+    The token is a bearer token, or the password of basic authentication, which browsers send.
+    """
     if settings.token is None:
         return
-    scheme, _, given = (authorization or "").partition(" ")
+    scheme, _, token = (authorization or "").partition(" ")
     if scheme.lower() == "basic":
         try:
-            given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+            token = base64.b64decode(token, validate=True).decode().partition(":")[2]
         except (binascii.Error, UnicodeDecodeError):
-            given = ""
+            token = ""
     elif scheme.lower() != "bearer":
-        given = ""
-    if not hmac.compare_digest(given.encode(), settings.token.encode()):
+        token = ""
+    if not hmac.compare_digest(token.encode(), settings.token.encode()):
         raise Fault(
             Refusal.UNAUTHORIZED,
             "the token is missing or wrong; valid is the header 'Authorization: Bearer TOKEN'",
@@ -40,9 +42,10 @@ def check_token(settings: Settings, authorization: str | None) -> None:
 
 
 def check_certificate(settings: Settings) -> None:
-    """DeviceError if TLS is asked for, and its files are not a certificate and the key of it.
+    """DeviceError if TLS is on and its files are not a certificate and the certificate's key.
 
-    The protocols' own libraries name no file, and one of them asks the terminal for a password.
+    It is checked here because errors of the server libraries name no file, and one of these
+    libraries asks the terminal for a password.
     """
     if settings.certificate is None or settings.key is None:
         return
@@ -57,8 +60,10 @@ def check_certificate(settings: Settings) -> None:
 
 
 def check_site(settings: Settings, headers: Headers) -> None:
-    """Fault for what a page of another site makes a browser send: without a token, nothing else
-    keeps it from a server on this machine."""
+    """Fault for requests that a page of another site makes a browser send.
+
+    Without a token, nothing else protects a server on this machine from them.
+    """
     if settings.token is not None:
         return
     host, origin = headers.get("host", ""), headers.get("origin")
@@ -75,7 +80,13 @@ def check_site(settings: Settings, headers: Headers) -> None:
 
 
 class Gate:
-    """Lets requests through to an application that may ask; ``refuse`` answers the others."""
+    """ASGI middleware that passes on allowed requests; ``refuse`` answers the others.
+
+    Args:
+        app: the application behind it.
+        settings: have the token and the host.
+        refuse: makes the response of a fault.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,9 @@
-"""What clients of REST send: heads, and bodies that may be huge, slow, packed, or never end.
+"""Limits what clients of REST can make the server hold: heads and bodies that are huge, slow,
+compressed, or never end.
 
-Heads that are too long are answered, and clients that stop are closed.  Bodies may have HTTP's
-content codings, which the protocol's clients use, too.
+:class:`Connection` refuses heads that are too long with an answer, and closes idle and stuck
+connections.  :class:`Bodies` reads bodies within limits of memory and time, and decodes HTTP's
+content codings, which the protocol's clients use as well.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from minidnn.serving.settings import Fault, Refusal, invalid
 
 
 class Unfinished:
-    """Counts bytes; when there are too many, what has been unfinished for longest is given up.
+    """A budget of memory for incomplete transfers: when it is exceeded, the oldest is given up.
 
-    Honest requests are unfinished for a short time, so that those of clients that send half a body
-    and wait are the first to go.
+    Honest requests are incomplete for a short time, so that the first to go are those of clients
+    that send half a body and wait.
+
+    Args:
+        most: the most bytes of all transfers.
     """
 
     def __init__(self, most: int) -> None:
@@ -35,30 +40,34 @@ class Unfinished:
         self._held: dict[UnfinishedPart, None] = {}  # the oldest first
 
     def add(self, give_up: Callable[[], None]) -> UnfinishedPart:
-        """Something that is unfinished from now on; ``give_up`` is called if its bytes are needed,
-        and at most once."""
-        held = UnfinishedPart(self, give_up)
-        self._held[held] = None
-        return held
+        """Adds a transfer that is incomplete from now on.
+
+        ``give_up`` is called, at most once, if others need its memory.
+        """
+        part = UnfinishedPart(self, give_up)
+        self._held[part] = None
+        return part
 
     def changed(self, held: UnfinishedPart, size: int) -> None:
+        """Sets the bytes of a transfer; gives up the oldest ones while there are too many."""
         if held not in self._held:  # it was given up
             return
         self.size += size - held.size
         held.size = size
         while self.size > self.most:
-            oldest = next(each for each in self._held if each.size)
+            oldest = next(part for part in self._held if part.size)
             self.drop(oldest)
             oldest.give_up()
 
     def drop(self, held: UnfinishedPart) -> None:
+        """Removes a transfer, and its bytes from the count."""
         if held in self._held:
             del self._held[held]
             self.size -= held.size
 
 
 class UnfinishedPart:
-    """Something that is unfinished until ``end``, or until the end of a ``with`` block."""
+    """A transfer that is incomplete until ``end``, or until the end of a ``with`` block."""
 
     def __init__(self, owner: Unfinished, give_up: Callable[[], None]) -> None:
         self.give_up = give_up
@@ -66,10 +75,11 @@ class UnfinishedPart:
         self._owner = owner
 
     def holds(self, size: int) -> None:
-        """Tells how many bytes it has in memory now."""
+        """Sets the number of bytes that it has in memory now."""
         self._owner.changed(self, size)
 
     def end(self) -> None:
+        """Ends the transfer: it is complete or failed."""
         self._owner.drop(self)
 
     def __enter__(self) -> UnfinishedPart:
@@ -82,22 +92,26 @@ class UnfinishedPart:
 MOST_URL_BYTES = 1 << 13
 MOST_HEAD_BYTES = 1 << 16
 MOST_HEADERS = 128
+#: Requests that a client may send ahead of their answers.
 MOST_PIPELINED = 16
+#: The number of chunks after which a body must have a minimum of bytes per chunk, and the minimum.
 _FEW_CHUNKS, LEAST_CHUNK_BYTES = 2048, 16
+#: Bytes that are discarded after a refusal, before the connection is aborted.
 MOST_DISCARDED_BYTES = 1 << 28
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, which waits for the end of a request's head for ever and keeps all of it, takes
-    any number of requests ahead, and closes in the middle of a body, so that its client is told of
-    a reset rather than why it is refused.
+    """A connection of uvicorn's, with limits that uvicorn lacks.
 
-    The time for a head, and for reading an answer, is that for which uvicorn keeps an idle
-    connection.
+    uvicorn waits for ever for the end of a request's head and keeps all of it, accepts any number
+    of pipelined requests, and closes in the middle of a body, so that the client sees a reset
+    instead of the reason.
+
+    A head must arrive, and an answer must be read, within uvicorn's time for an idle connection.
 
     Args:
-        most: connections; beyond, the one is closed for whose client the server waits longest.
-        unread: counts answers that are not read.
+        most: the most connections; beyond, the one whose client is awaited for longest is closed.
+        unread: the budget of answers that are not read.
     """
 
     def __init__(self, *arguments: Any, most: int, unread: Unfinished, **named: Any) -> None:
@@ -105,9 +119,9 @@ class Connection(HttpToolsProtocol):
         self._most, self._unread = most, unread
         self._unread_answer: UnfinishedPart | None = None
         self._timer: asyncio.TimerHandle | None = None
-        #: Since when the server waits for the client; None while the client waits.
+        #: The time since which the server waits for the client; None while the client waits.
         self._waits: float | None = None
-        self._is_deaf = False  # what comes is discarded
+        self._is_deaf = False  # whether data that arrives is discarded
         self._discarded = 0
         self._in_head = self._in_message = False
         self._head_bytes = self._headers = self._chunks = self._body_bytes = 0
@@ -137,7 +151,7 @@ class Connection(HttpToolsProtocol):
             self._await_head()
         before = self._calls
         super().data_received(data)
-        # The parser keeps what is unfinished: a header, a trailer or an extension of a chunk.
+        # The parser buffers an incomplete header, trailer or chunk extension without a callback.
         self._silent = self._silent + len(data) if self._calls == before else 0
         if self._silent > MOST_HEAD_BYTES:
             self._refuse_head()
@@ -167,7 +181,7 @@ class Connection(HttpToolsProtocol):
             super().resume_writing()
 
     def _not_read(self, answer: UnfinishedPart, size: int) -> None:
-        """Gives a client up that has read nothing of an answer for a while."""
+        """Aborts a connection whose client has read nothing of an answer for a while."""
         if self._unread_answer is not answer:
             return
         now = self.transport.get_write_buffer_size()
@@ -195,7 +209,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._calls += 1
-        if self._is_deaf or not self._in_head:  # a trailer, which means nothing here
+        if self._is_deaf or not self._in_head:  # trailers are ignored
             return
         self._headers += 1
         self._head_bytes += len(name) + len(value)
@@ -210,7 +224,7 @@ class Connection(HttpToolsProtocol):
             return
         self._in_head = False
         if len(self.pipeline) >= MOST_PIPELINED:
-            self._is_deaf = True  # those before are answered
+            self._is_deaf = True  # earlier requests are still answered
             return
         self._cancel()
         super().on_headers_complete()
@@ -248,7 +262,7 @@ class Connection(HttpToolsProtocol):
     # Ends
 
     def refuse(self, kind: Refusal, told: str) -> None:
-        """Answers what is no request, after those before it, and takes no more."""
+        """Answers a bad request, after the requests before it, and accepts no more."""
         if self._is_deaf:
             return
         self._is_deaf = True
@@ -270,8 +284,11 @@ class Connection(HttpToolsProtocol):
         self.close()
 
     def close(self) -> None:
-        """Closes once the client has what was written: what it still sends is read, as a close
-        before that resets the connection, and with it the answer."""
+        """Closes the connection once the client has what was written.
+
+        Data that the client still sends is read and discarded: a close with unread data resets the
+        connection, and the client may lose the answer.
+        """
         if not (self._is_deaf or self._in_message):
             self.transport.close()
             return
@@ -284,6 +301,7 @@ class Connection(HttpToolsProtocol):
         self._timer = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
 
     def _refuse_head(self) -> None:
+        """Refuses a head that is too long, with the status for the part that is."""
         if not self._in_head:
             self.refuse(Refusal.INVALID, "trailers or extensions of chunks are too long")
         elif self._headers or len(self.url) <= MOST_URL_BYTES:
@@ -298,10 +316,11 @@ class Connection(HttpToolsProtocol):
             )
 
     def _make_room(self) -> None:
+        """Aborts the connection that the server has waited for longest, or refuses this one."""
         waiting = {
-            each._waits: each
-            for each in self.connections
-            if isinstance(each, Connection) and each._waits is not None
+            connection._waits: connection
+            for connection in self.connections
+            if isinstance(connection, Connection) and connection._waits is not None
         }
         oldest = waiting[min(waiting)]
         if oldest is self:
@@ -311,7 +330,7 @@ class Connection(HttpToolsProtocol):
             oldest.transport.abort()
 
     def _is_pending(self) -> bool:
-        """Whether a request that came whole is not answered yet."""
+        """Whether a request that arrived completely is not answered yet."""
         return bool(self.pipeline) or (
             self.cycle is not None
             and not self.cycle.response_complete
@@ -319,22 +338,25 @@ class Connection(HttpToolsProtocol):
         )
 
     def _await_head(self) -> None:
+        """Starts the time in which a head must arrive."""
         self._cancel()
         self._timer = self.loop.call_later(self.timeout_keep_alive, self._too_slow)
 
     def _too_slow(self) -> None:
+        """Closes the connection, as its head did not arrive in time."""
         self._timer = None
         if not self.transport.is_closing():
             self.transport.close()
 
     def _cancel(self) -> None:
+        """Stops the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 class _Closing:
-    """The transport as an answer sees it, whose ``close`` is the connection's."""
+    """The transport that uvicorn's answers write to; its ``close`` is that of the connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -346,7 +368,7 @@ class _Closing:
 
 
 class Bodies:
-    """Reads bodies, so that what has not arrived whole is bounded in memory and time."""
+    """Reads bodies; those that are incomplete are bounded in memory and time."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
@@ -356,7 +378,7 @@ class Bodies:
     async def read(self, request: Request) -> bytearray:
         """The body of an inference request, without its content coding.
 
-        Fault if it is too long or too slow, ClientDisconnect if its client goes away.
+        Fault if it is too long or too slow, ClientDisconnect if the client disconnects.
         """
         return await self._read(request, self._most(request))
 
@@ -365,13 +387,14 @@ class Bodies:
         return await self._read(request, min(MOST_JSON_BYTES, self._settings.max_json_bytes))
 
     def _most(self, request: Request) -> int:
-        """JSON alone may have fewer bytes than JSON with binary tensors."""
+        """The most bytes of a body, fewer for JSON alone than for JSON with binary tensors."""
         settings = self._settings
         if request.headers.get(LENGTH) is not None:
             return settings.max_request_bytes
         return min(settings.max_json_bytes, settings.max_request_bytes)
 
     async def _read(self, request: Request, most: int) -> bytearray:
+        """Reads and decodes a body of at most ``most`` bytes."""
         coding = coding_of(request.headers.get("content-encoding"))
         announced = request.headers.get("content-length", "0")
         if announced.isdecimal() and int(announced) > most:
@@ -379,12 +402,12 @@ class Bodies:
         body = bytearray()
         try:
             async with asyncio.timeout(self._settings.read_seconds) as timeout:
-                with self._unfinished.add(lambda: timeout.reschedule(-1)) as held:
+                with self._unfinished.add(lambda: timeout.reschedule(-1)) as part:
                     async for chunk in request.stream():
                         if len(body) + len(chunk) > most:
                             raise _too_long(most)
                         body += chunk
-                        held.holds(len(body))
+                        part.holds(len(body))
         except TimeoutError as error:
             raise Fault(
                 Refusal.SLOW,
@@ -403,15 +426,16 @@ def _too_long(most: int) -> Fault:
     )
 
 
-#: A content coding -> how zlib calls its format.
+#: A content coding -> zlib's ``wbits`` for its format.
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+#: The bytes that are decompressed at once.
 _STEP_BYTES = 1 << 18
 LEAST_BYTES = 1024
-"""Of answers that are compressed."""
+"""The least bytes of an answer that is compressed."""
 
 
 def coding_of(content_encoding: str | None) -> str:
-    """The coding of a body, or "identity"; Fault if it is none that is known."""
+    """The content coding of a body, "identity" by default; Fault for an unknown one."""
     coding = (content_encoding or "identity").strip().lower()
     if coding != "identity" and coding not in _WINDOWS:
         raise Fault(
@@ -423,52 +447,52 @@ def coding_of(content_encoding: str | None) -> str:
 
 
 def unpacked(body: bytearray, coding: str, most: int) -> bytearray:
-    """A body without its coding; Fault if it is longer than ``most`` bytes, damaged or cut off."""
-    found, rest = bytearray(), memoryview(body)
+    """Decompresses a body; Fault if it has more than ``most`` bytes, is damaged or cut off."""
+    content, rest = bytearray(), memoryview(body)
     while len(rest):
-        engine = zlib.decompressobj(_window(rest, coding))
-        while not engine.eof:
+        decompressor = zlib.decompressobj(_window(rest, coding))
+        while not decompressor.eof:
             if not len(rest):
                 raise invalid(f"the body is no {coding}: it is cut off")
             try:
-                found += engine.decompress(rest[:_STEP_BYTES], most + 1 - len(found))
+                content += decompressor.decompress(rest[:_STEP_BYTES], most + 1 - len(content))
             except zlib.error as error:
                 raise invalid(f"the body is no {coding}: {error}") from error
-            if len(found) > most:
+            if len(content) > most:
                 raise Fault(
                     Refusal.TOO_LARGE,
                     f"the body is too long when it is unpacked; valid are at most {most} bytes",
                 )
             used = min(len(rest), _STEP_BYTES)
-            used -= len(engine.unused_data) + len(engine.unconsumed_tail)
+            used -= len(decompressor.unused_data) + len(decompressor.unconsumed_tail)
             rest = rest[used:]
-        # Members of gzip may follow each other.
-    return found
+        # A gzip body may have several members.
+    return content
 
 
 def _window(rest: memoryview, coding: str) -> int:
-    """How zlib calls the format; "deflate" is zlib's own by its definition, and often sent bare."""
+    """zlib's ``wbits`` for a body: "deflate" means zlib's format, but is often sent raw."""
     window = _WINDOWS[coding]
     is_zlib = len(rest) > 1 and rest[0] & 15 == 8 and (rest[0] << 8 | rest[1]) % 31 == 0
     return -window if coding == "deflate" and not is_zlib else window
 
 
 def accepted(accept_encoding: str | None) -> str | None:
-    """The coding that a client prefers, of those that are known; None for none."""
-    found: list[tuple[float, str]] = []
-    for each in (accept_encoding or "").lower().split(",")[:20]:
-        name, _, parameter = each.partition(";")
+    """The known coding that a client prefers, gzip on a tie; None if it accepts neither."""
+    choices: list[tuple[float, str]] = []
+    for offer in (accept_encoding or "").lower().split(",")[:20]:
+        name, _, parameter = offer.partition(";")
         key, _, value = parameter.partition("=")
         try:
             quality = float(value) if key.strip() == "q" else 1.0
         except ValueError:
             continue
         if name.strip() in ("gzip", "deflate") and quality > 0:
-            found.append((-quality, {"gzip": "0"}.get(name.strip(), "1")))
-    return ("gzip", "deflate")[int(min(found)[1])] if found else None
+            choices.append((-quality, {"gzip": "0"}.get(name.strip(), "1")))
+    return ("gzip", "deflate")[int(min(choices)[1])] if choices else None
 
 
 def packed(body: bytes, coding: str) -> bytes:
-    """A body in a coding."""
-    engine = zlib.compressobj(1, wbits=_WINDOWS[coding])
-    return engine.compress(body) + engine.flush()
+    """Compresses a body."""
+    compressor = zlib.compressobj(1, wbits=_WINDOWS[coding])
+    return compressor.compress(body) + compressor.flush()

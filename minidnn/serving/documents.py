@@ -1,6 +1,6 @@
-"""What a server says of itself: an OpenAPI document of REST, and a page for people.
+"""Documents that a server makes about itself: an OpenAPI description of REST, and a status page.
 
-The document is ``/openapi.json``.  The page at ``/`` has the models, their latency, and their
+The description is ``/openapi.json``.  The page at ``/`` shows the models, their latency, and their
 queues.
 """
 
@@ -30,14 +30,17 @@ _FREE = {"type": "object", "additionalProperties": True}
 
 
 def _object(required: Sequence[str], **properties: Any) -> dict[str, Any]:
+    """The schema of an object with these properties."""
     return {"type": "object", "required": list(required), "properties": properties}
 
 
 def _ref(name: str) -> dict[str, str]:
+    """A reference to a schema in ``_SCHEMAS``."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _list(of: Any, **more: Any) -> dict[str, Any]:
+    """The schema of an array."""
     return {"type": "array", "items": of, **more}
 
 
@@ -46,7 +49,7 @@ _DATATYPE = {"type": "string", "enum": sorted(DATATYPES.values())}
 
 
 def _parameters(**known: Any) -> dict[str, Any]:
-    """Parameters, of which those that would change the meaning are not valid."""
+    """The schema of parameters, without those that are refused."""
     refused = {"not": {"anyOf": [{"required": [name]} for name in REFUSED_PARAMETERS]}}
     return {"type": "object", "properties": known, "additionalProperties": True, **refused}
 
@@ -133,7 +136,7 @@ _SCHEMAS = {
 
 
 def document(versions: Iterable[ServedVersion], has_token: bool) -> dict[str, Any]:
-    """The document of a server of these models, as far as they are ready."""
+    """The OpenAPI document of a server of these models; only ready ones have inference."""
     paths: dict[str, Any] = {
         "/": {"get": _answers("The page", 200, "text/html", {"type": "string"})},
         "/metrics": {"get": _answers("For Prometheus", 200, "text/plain", {"type": "string"})},
@@ -143,16 +146,16 @@ def document(versions: Iterable[ServedVersion], has_token: bool) -> dict[str, An
         "/v2/health/ready": {"get": _json("Whether all models are ready", "Ready")},
         "/v2/repository/index": {"post": _json("All models", "Index", _ref("IndexRequest"))},
     }
-    for each in versions:
-        name, version = each.source.name, each.source.version
-        for change, told in (("load", "Load a model anew"), ("unload", "Take no more for it")):
-            operation = _json(told, None, _ref("ChangeRequest"))
+    for entry in versions:
+        name, version = entry.source.name, entry.source.version
+        for change, summary in (("load", "Load a model anew"), ("unload", "Take no more for it")):
+            operation = _json(summary, None, _ref("ChangeRequest"))
             paths[f"/v2/repository/models/{name}/{change}"] = {"post": operation}
         for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{version}"):
             paths[path] = {"get": _json("Inputs and outputs", "Model")}
             paths[f"{path}/ready"] = {"get": _json("Whether it is ready", "ModelReady")}
-            if each.batcher is not None:
-                paths[f"{path}/infer"] = {"post": _infer(each.batcher.model)}
+            if entry.batcher is not None:
+                paths[f"{path}/infer"] = {"post": _infer(entry.batcher.model)}
     schemes = {"token": {"type": "http", "scheme": "bearer"}} if has_token else {}
     return {
         "openapi": "3.1.0",
@@ -163,34 +166,35 @@ def document(versions: Iterable[ServedVersion], has_token: bool) -> dict[str, An
     }
 
 
-def _answers(told: str, status: int, media: str, schema: Any) -> dict[str, Any]:
-    """An operation: its answer, and all with which it may be refused."""
+def _answers(summary: str, status: int, media: str, schema: Any) -> dict[str, Any]:
+    """An operation: the schema of its answer, and those of all refusals."""
     refused = {
-        str(each.status): {
-            "description": each.name.lower(),
+        str(kind.status): {
+            "description": kind.name.lower(),
             "content": {"application/json": {"schema": _ref("Error")}},
         }
-        for each in Refusal
+        for kind in Refusal
     }
-    answer = {"description": told, "content": {media: {"schema": schema}}}
-    return {"summary": told, "responses": {**refused, str(status): answer}}
+    answer = {"description": summary, "content": {media: {"schema": schema}}}
+    return {"summary": summary, "responses": {**refused, str(status): answer}}
 
 
-def _json(told: str, schema: str | None, body: Any = None) -> dict[str, Any]:
-    found = _answers(told, 200, "application/json", _ref(schema) if schema else _FREE)
+def _json(summary: str, schema: str | None, body: Any = None) -> dict[str, Any]:
+    """An operation with a JSON answer of a named schema and, if given, a JSON body."""
+    operation = _answers(summary, 200, "application/json", _ref(schema) if schema else _FREE)
     if schema in ("Ready", "ModelReady"):
-        content = found["responses"]["503"]["content"]
+        content = operation["responses"]["503"]["content"]
         content["application/json"] = {"schema": {"anyOf": [_ref(schema), _ref("Error")]}}
     if body:
-        found["requestBody"] = {"content": {"application/json": {"schema": body}}}
-    return found
+        operation["requestBody"] = {"content": {"application/json": {"schema": body}}}
+    return operation
 
 
 def _infer(model: ServedModel) -> dict[str, Any]:
-    """The operation that runs a model, with a request of one row."""
+    """The operation that runs a model, with a request of the fewest valid rows."""
     inputs = [_input(spec, model.batch.least) for spec in model.inputs]
     count = len(inputs)
-    asked = _object(
+    output = _object(
         ["name"],
         name={"enum": [spec.name for spec in model.outputs]},
         parameters=_parameters(binary_data={"type": "boolean"}),
@@ -199,11 +203,11 @@ def _infer(model: ServedModel) -> dict[str, Any]:
         ["inputs"],
         id=_TEXT,
         inputs={"type": "array", "prefixItems": inputs, "minItems": count, "maxItems": count},
-        outputs=_list(asked),
+        outputs=_list(output),
         parameters=_parameters(binary_data_output={"type": "boolean"}),
     )
-    found = _json("Outputs for inputs, here of the fewest rows", "InferAnswer", body)
-    found["description"] = (
+    operation = _json("Outputs for inputs, here of the fewest rows", "InferAnswer", body)
+    operation["description"] = (
         f"The first axis of shapes that metadata tell with -1 is from {model.batch.valid}. "
         f"Instead of data, the parameter binary_data_size of an input says how many bytes of it "
         f"stand behind the JSON, whose length the header {LENGTH} says then. The body may be "
@@ -211,16 +215,17 @@ def _infer(model: ServedModel) -> dict[str, Any]:
         "Accept-Encoding has one of them."
     )
     if model.preparation is not None:
-        found["description"] += (
+        operation["description"] += (
             f" An input of the shape [N] and the datatype {ENCODED} has encoded pictures, such as "
             "PNG, which are prepared as the model's metadata say; it is binary."
         )
-    found["requestBody"]["required"] = True
-    found["responses"]["200"]["content"]["application/octet-stream"] = {"schema": {}}
-    return found
+    operation["requestBody"]["required"] = True
+    operation["responses"]["200"]["content"]["application/octet-stream"] = {"schema": {}}
+    return operation
 
 
 def _input(spec: Spec, rows: int) -> dict[str, Any]:
+    """The schema of an input with ``rows`` rows."""
     shape = [rows, *spec.shape] if spec.batched else list(spec.shape)
     number: dict[str, Any] = {"type": "boolean"}
     if spec.dtype.kind == "f":
@@ -240,6 +245,7 @@ def _input(spec: Spec, rows: int) -> dict[str, Any]:
 
 
 _HEAD = ("model", "state", "p50 ms", "p99 ms", "queue", "rows a batch", "requests", "refused")
+#: The period that the page shows, in seconds, and the points of a chart.
 _SECONDS = 60
 _DOTS = 300
 _AXES = (Scale("seconds ago"), Scale("latency in ms", log=True))
@@ -247,7 +253,7 @@ _SEE = "A point is a request; the newest are on the left. A rising cloud is a qu
 
 
 def page_of(repository: Repository) -> str:
-    """The page; everything in it is of the last minute but the counts."""
+    """The status page; everything in it is of the last minute, apart from the counts."""
     entries = list(repository)
     meters = {
         _title(entry): repository.metrics.meter(entry.source.name, entry.source.version)
@@ -269,12 +275,13 @@ def page_of(repository: Repository) -> str:
         if (dots := _dots(meter))
     ]
     if charts:
-        told = "Requests of the last minute, or a part of them."
-        parts += ["<h2>Latency</h2>", paragraph(told), '<div class="charts">', *charts, "</div>"]
+        caption = "Requests of the last minute, or a part of them."
+        parts += ["<h2>Latency</h2>", paragraph(caption), '<div class="charts">', *charts, "</div>"]
     return page("minidnn serve", parts)
 
 
 def _told(repository: Repository) -> str:
+    """The sentence about the state and the settings of the server."""
     settings = repository.settings
     ready = "ready" if repository.is_ready else "not ready"
     return (
@@ -288,6 +295,7 @@ def _title(entry: ServedVersion) -> str:
 
 
 def _row(entry: ServedVersion, meter: Meter) -> list[str]:
+    """The cells of a version's row in the table."""
     done = meter.counts.get("ok", 0)
     batches = list(meter.recent_rows)
     mean = sum(batches) / len(batches) if batches else math.nan
@@ -307,7 +315,8 @@ def _number(value: float) -> str:
 
 
 def _dots(meter: Meter) -> list[Dot]:
+    """The points of the latency chart: at most about ``_DOTS`` requests of the last minute."""
     now = time.monotonic()
-    found = [(now - when, 1000 * each) for when, each in meter.recent if now - when <= _SECONDS]
-    every = -(-len(found) // _DOTS) or 1
-    return [Dot(ago, latency, f"{latency:.3g} ms") for ago, latency in found[::every]]
+    requests = [(now - when, 1000 * each) for when, each in meter.recent if now - when <= _SECONDS]
+    every = -(-len(requests) // _DOTS) or 1
+    return [Dot(ago, latency, f"{latency:.3g} ms") for ago, latency in requests[::every]]

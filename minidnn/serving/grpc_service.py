@@ -1,6 +1,7 @@
-"""The protocol over gRPC.
+"""The Open Inference Protocol over gRPC.
 
-Calls that are read have places: those that wait take one from a call that does not go on.
+The number of calls whose messages are read at once is limited (:class:`CallSlots`); a call that
+waits may take the slot of one that makes no progress.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ from minidnn.serving.settings import Fault, Refusal, Settings, invalid
 from minidnn.serving.tensors import RequestTensor
 
 GRACE_SECONDS = 0.1
-"""For which a call keeps its place, though others wait."""
+"""The time for which a call keeps its slot although others wait."""
 
 
 class CallSlots:
-    """So many calls are read at once.
+    """Limits the number of calls whose messages are read at once.
 
-    A call whose message does not come keeps its place while nobody needs it, and loses it to others
-    after a moment: half-open calls keep nobody out.
+    A call whose message does not arrive keeps its slot while nobody needs it; if others wait, it
+    loses the slot after :data:`GRACE_SECONDS`.  So half-open calls block nobody.
 
     Args:
-        most: calls that are read; four times as many wait.
-        seconds: for which a call is read at most.
+        most: the most calls that are read at once; four times as many may wait.
+        seconds: the most seconds for which a call is read.
     """
 
     def __init__(self, most: int, seconds: float) -> None:
         self._most, self._seconds = most, seconds
-        self._taken: dict[asyncio.Timeout, float] = {}  # since when; the oldest first
+        self._taken: dict[asyncio.Timeout, float] = {}  # when each began; the oldest first
         self._waiting = 0
         self._left = asyncio.Event()
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
-        """A place for what the block reads; Fault if that takes too long or others need it."""
+        """A slot for the block; Fault if the block takes too long, or if others need the slot."""
         loop = asyncio.get_running_loop()
         if len(self._taken) >= self._most:
             await self._wait()
@@ -67,6 +68,7 @@ class CallSlots:
             ) from error
 
     async def _wait(self) -> None:
+        """Waits for a slot, or takes that of the oldest call after its grace period."""
         if self._waiting >= 4 * self._most:
             raise Fault(Refusal.FULL, "too many calls wait to be read: try again later")
         self._waiting += 1
@@ -74,14 +76,14 @@ class CallSlots:
         try:
             while len(self._taken) >= self._most:
                 oldest, since = next(iter(self._taken.items()))
-                left = since + GRACE_SECONDS - loop.time()
-                if left <= 0:
+                remaining = since + GRACE_SECONDS - loop.time()
+                if remaining <= 0:
                     del self._taken[oldest]
                     oldest.reschedule(-1)
                     return
                 self._left.clear()
                 try:
-                    async with asyncio.timeout(left):
+                    async with asyncio.timeout(remaining):
                         await self._left.wait()
                 except TimeoutError:
                     pass
@@ -92,10 +94,10 @@ class CallSlots:
 log = logging.getLogger(__name__)
 
 
-#: What an orchestrator asks, which has no token.
+#: Methods that need no token: an orchestrator's probes.
 _OPEN = ("ServerLive", "ServerReady")
 _INFER = "ModelInfer"
-#: Where an input lies that is not raw.
+#: Datatype -> the field of InferTensorContents that holds an input which is not raw.
 _CONTENTS = {
     "BOOL": "bool_contents",
     "UINT8": "uint_contents",
@@ -107,19 +109,19 @@ _CONTENTS = {
 
 
 class RpcServer:
-    """A server that listens at ``address``."""
+    """A gRPC server that listens at ``address``."""
 
     def __init__(self, server: Any, address: str, settings: Settings) -> None:
         self.address = address
         self._server, self._settings = server, settings
 
     async def stop(self) -> None:
-        """Takes no more calls, and ends when those that were taken are answered."""
+        """Accepts no more calls, and returns when accepted ones are answered or out of time."""
         await self._server.stop(self._settings.stop_seconds)
 
 
 async def started_server(repository: Repository) -> RpcServer:
-    """A server that listens; DeviceError if its address or its files are not to be had."""
+    """Starts a server; DeviceError if its address or its TLS files are not available."""
     settings = repository.settings
     server = grpc.aio.server(
         interceptors=[_Gate(settings)],
@@ -132,13 +134,13 @@ async def started_server(repository: Repository) -> RpcServer:
         ],
     )
     service = _Service(repository)
-    places = {
+    slots = {
         is_inference: CallSlots(settings.max_requests, settings.read_seconds)
         for is_inference in (False, True)
     }
     handlers = {
         name: grpc.stream_unary_rpc_method_handler(
-            _method(name, answer, places[name == _INFER]),
+            _method(name, answer, slots[name == _INFER]),
             response_serializer=lambda answer: answer.SerializeToString(),
         )
         for name, answer in service.methods.items()
@@ -161,8 +163,10 @@ async def started_server(repository: Repository) -> RpcServer:
 def _method(
     name: str, answer: Callable[[bytes], Awaitable[Any]], places: CallSlots
 ) -> Callable[..., Awaitable[Any]]:
-    """Reads a message, within limits that gRPC's own reading has not, and makes a status of a
-    fault."""
+    """The handler of a method: it reads one message in a slot, and turns a fault into a status.
+
+    Methods are registered as streams, since gRPC reads the message of a unary call without limits.
+    """
 
     async def call(messages: Any, context: Any) -> Any:
         try:
@@ -181,7 +185,7 @@ def _method(
 
 
 def _parsed(name: str, data: bytes) -> Any:
-    """A message; Fault if the bytes are none."""
+    """Parses the request of a method; Fault if the bytes are no such message."""
     try:
         return message(f"{name}Request").FromString(data)
     except DecodeError as error:
@@ -189,11 +193,12 @@ def _parsed(name: str, data: bytes) -> Any:
 
 
 async def _abort(context: Any, fault: Fault) -> None:
+    """Ends a call with the status of a fault."""
     await context.abort(getattr(grpc.StatusCode, fault.kind.code), str(fault))
 
 
 class _Gate(grpc.aio.ServerInterceptor):
-    """Refuses calls without the token."""
+    """An interceptor that refuses calls without the token."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -213,7 +218,7 @@ class _Gate(grpc.aio.ServerInterceptor):
 
 
 class _Service:
-    """The protocol's methods, each from message to message."""
+    """The protocol's methods, each a function from the request to the response."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
@@ -228,7 +233,7 @@ class _Service:
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
         }
-        #: From the bytes of a message to the message that answers.
+        #: Method name -> function from the bytes of the request to the response.
         self.methods: Mapping[str, Callable[[bytes], Awaitable[Any]]] = {
             _INFER: self._infer,
             **{name: _small(name, answer) for name, answer in plain.items()},
@@ -248,12 +253,12 @@ class _Service:
         return message("ModelReadyResponse")(ready=entry.batcher is not None)
 
     async def _model(self, request: Any) -> Any:
-        found = protocol.model_metadata(self._repository, request.name, request.version)
-        return message("ModelMetadataResponse")(**found)
+        metadata = protocol.model_metadata(self._repository, request.name, request.version)
+        return message("ModelMetadataResponse")(**metadata)
 
     async def _index(self, request: Any) -> Any:
-        found = protocol.index(self._repository, request.ready)
-        return message("RepositoryIndexResponse")(models=found)
+        models = protocol.index(self._repository, request.ready)
+        return message("RepositoryIndexResponse")(models=models)
 
     async def _load(self, request: Any) -> Any:
         protocol.check_change(request.parameters)
@@ -278,6 +283,7 @@ class _Service:
             self._in_work -= 1
 
     async def _answer(self, data: bytes) -> Any:
+        """Parses an inference request, serves it, and makes the response."""
         rest, raw = raw_tensors(data, self._repository.settings.max_json_bytes)
         interleaved = call_now if len(rest) <= INLINE_BYTES else self._repository.beside
         request = await interleaved(lambda: _parsed(_INFER, rest))
@@ -300,7 +306,7 @@ class _Service:
 
 
 def _small(name: str, answer: Callable[[Any], Awaitable[Any]]) -> Callable[[bytes], Awaitable[Any]]:
-    """A method of requests that have no tensors."""
+    """A method whose requests have no tensors; longer ones than these need are refused."""
 
     async def call(data: bytes) -> Any:
         if len(data) > INLINE_BYTES:
@@ -315,10 +321,10 @@ def _small(name: str, answer: Callable[[Any], Awaitable[Any]]) -> Callable[[byte
 
 
 def _request_of(request: Any, raw: Sequence[memoryview]) -> protocol.Request:
-    """What a message asks for; Fault if it contradicts itself."""
+    """The request of a message and its raw tensors; Fault if these contradict each other."""
     protocol.check_parameters("the request", list(request.parameters))
-    for each in (*request.inputs, *request.outputs):
-        protocol.check_parameters(f"{each.name!r:.100}", list(each.parameters))
+    for tensor in (*request.inputs, *request.outputs):
+        protocol.check_parameters(f"{tensor.name!r:.100}", list(tensor.parameters))
     if raw and len(raw) != len(request.inputs):
         raise invalid(
             f"raw_input_contents has {len(raw)} parts; valid are {len(request.inputs)}, one for "
@@ -326,16 +332,17 @@ def _request_of(request: Any, raw: Sequence[memoryview]) -> protocol.Request:
         )
     inputs = [
         RequestTensor(
-            each.name, each.datatype, tuple(each.shape), raw[i] if raw else _contents(each)
+            tensor.name, tensor.datatype, tuple(tensor.shape), raw[i] if raw else _contents(tensor)
         )
-        for i, each in enumerate(request.inputs)
+        for i, tensor in enumerate(request.inputs)
     ]
-    if raw and any(each.HasField("contents") for each in request.inputs):
+    if raw and any(tensor.HasField("contents") for tensor in request.inputs):
         raise invalid("inputs have contents beside raw_input_contents; valid is one of both")
-    return protocol.Request(inputs, [each.name for each in request.outputs], request.id)
+    return protocol.Request(inputs, [tensor.name for tensor in request.outputs], request.id)
 
 
 def _contents(given: Any) -> Sequence[Any]:
+    """The numbers of an input that is not raw, from the field for its datatype."""
     field = _CONTENTS.get(given.datatype)
     if field is None:
         raise invalid(

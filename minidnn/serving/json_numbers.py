@@ -1,9 +1,9 @@
-"""JSON whose numbers are not made Python objects all at once.
+"""Parses JSON without making all of its numbers Python objects at once.
 
-A request in JSON is small but for the lists that its keys ``data`` hold.  These are cut out of the
-text, what remains is parsed as it is, and the lists become arrays piece by piece once their shapes
-are known: memory stays near that of the text and of the array, and no step holds the interpreter's
-lock for longer than a few milliseconds.
+A request in JSON is small apart from the lists of numbers under its keys ``data``.  These lists are
+cut out of the text, the rest is parsed as usual, and each list becomes an array piece by piece once
+its shape is known.  Memory stays near that of the text and of the arrays, and no step holds the
+global interpreter lock for longer than a few milliseconds.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import numpy as np
 from minidnn.serving.settings import Fault, Refusal, invalid
 
 MOST_HEAD_BYTES = 1 << 18
-"""Of JSON without the lists of numbers: a list within a list takes twenty times its text."""
+"""The most bytes of JSON without its lists of numbers: nested lists take 20 times their text."""
 
 PIECE_BYTES = 1 << 15
+"""The bytes of a list's text that are parsed or written at once."""
 
-#: Where the list after a key "data" begins.  A quote that begins a key never follows a backslash.
+#: A key "data" before a list.  A quote that begins a key never follows a backslash.
 _LIST = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*(?=\[)')
 _SPACE = b" \t\r\n"
 _BRACKETS = b"[],"
@@ -33,7 +34,7 @@ _AS_SPACES = bytes.maketrans(b"[]", b"  ")
 
 
 class NumberText:
-    """A list of numbers, flat or nested, which is still text."""
+    """A list of numbers, flat or nested, that is not parsed yet: a view of its JSON text."""
 
     def __init__(self, text: memoryview) -> None:
         self._text = text
@@ -42,28 +43,34 @@ class NumberText:
         return "[...]"
 
     def array(self, where: str, datatype: str, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
-        """The array; Fault if there are more or fewer numbers than the shape has, if they are
-        nested in another way, or if ``dtype`` cannot hold them.
+        """Parses the list to an array; Fault if the number of elements or the nesting does not fit
+        the shape, or if ``dtype`` cannot hold a number.
 
         Args:
-            where: the tensor, for messages; ``datatype`` is the protocol's name of ``dtype``.
+            where: the name of the tensor, for messages.
+            datatype: the protocol's name of ``dtype``.
+            dtype: of the array.
+            shape: of the array.
         """
         self._check_brackets(where, shape)
         count = prod(shape)
-        found, begin = np.empty(count, dtype), 0
+        result, begin = np.empty(count, dtype), 0
         for piece in _pieces(where, self._text):
             numbers = _parsed_piece(where, piece)
             array = array_of(where, datatype, dtype, numbers, piece)
             end = begin + array.size
             if end > count:
                 break
-            found[begin:end] = array
+            result[begin:end] = array
             begin = end
-        if end != count:  # brackets are the same around one element and none
+        if end != count:  # brackets of an empty list and of one element are equal
             raise wrong_count(where, shape, f"has {end} elements")
-        return found.reshape(tuple(shape))
+        return result.reshape(tuple(shape))
 
     def _check_brackets(self, where: str, shape: Sequence[int]) -> None:
+        """Fault unless the list's brackets and commas are those of a flat or nested list of the
+        shape.
+        """
         text, size = self._text, PIECE_BYTES
         pieces = (bytes(text[begin : begin + size]) for begin in range(0, len(text), size))
         brackets = b"".join([piece.translate(None, _NO_BRACKETS) for piece in pieces])
@@ -72,8 +79,11 @@ class NumberText:
 
 
 def parsed(body: bytes | bytearray | memoryview, most: int = MOST_HEAD_BYTES) -> dict[str, Any]:
-    """The JSON object that a body is, whose lists of numbers after keys ``data`` are
-    :class:`NumberText`; Fault if it is none, or if what is left has more than ``most`` bytes."""
+    """Parses a body that is a JSON object; lists of numbers under keys ``data`` are
+    :class:`NumberText`.
+
+    Fault if the body is no JSON object, or has more than ``most`` bytes besides these lists.
+    """
     view, lists, parts, end = memoryview(body), [], [], 0
     for begin, stop in _lists(bytes(body) if isinstance(body, memoryview) else body):
         parts.append(view[end:begin])
@@ -90,8 +100,10 @@ def parsed(body: bytes | bytearray | memoryview, most: int = MOST_HEAD_BYTES) ->
 
 
 def _lists(text: bytes | bytearray) -> Iterator[tuple[int, int]]:
-    """Where lists of numbers after keys "data" begin and end: such a list has neither quotes nor
-    braces, and a brace or the next key follows it."""
+    """Yields the beginning and the end of each list of numbers under a key "data".
+
+    Such a list has neither quotes nor braces, and a brace or the next key follows it.
+    """
     at = 0
     while match := _LIST.search(text, at):
         begin = at = match.end()
@@ -108,6 +120,7 @@ def _lists(text: bytes | bytearray) -> Iterator[tuple[int, int]]:
 
 
 def _finite(text: str) -> float:
+    """Parses a number outside of the lists; ValueError if it overflows."""
     number = float(text)
     if math.isinf(number):
         raise ValueError(f"{text:.40} is too large for any datatype")
@@ -115,7 +128,7 @@ def _finite(text: str) -> float:
 
 
 def _loaded(text: bytes, lists: Sequence[NumberText]) -> dict[str, Any]:
-    """What text is, in which each NaN stands for the next of the lists."""
+    """Parses JSON in which each NaN is a placeholder for the next of the lists."""
     constants: list[str] = []
 
     def constant(name: str) -> Any:
@@ -139,10 +152,15 @@ def _loaded(text: bytes, lists: Sequence[NumberText]) -> dict[str, Any]:
 def array_of(
     where: str, datatype: str, dtype: np.dtype, numbers: Sequence[Any], text: bytes | None = None
 ) -> np.ndarray:
-    """Numbers as an array; Fault if one is of another type, or more than ``dtype`` can hold.
+    """Numbers as an array; Fault if one is of another type, or if ``dtype`` cannot hold it.
 
     Args:
-        text: what the numbers were read from, where one that is too large became infinite.
+        where: the name of the tensor, for messages.
+        datatype: the protocol's name of ``dtype``.
+        dtype: of the array.
+        numbers: Python numbers.
+        text: the JSON of the numbers, if any: in parsing, a number that is too large became
+            infinite, which is valid only where the text has Infinity.
     """
     valid: tuple[type, ...] = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
     if others := set(map(type, numbers)) - set(valid):
@@ -153,19 +171,20 @@ def array_of(
         )
     try:
         with np.errstate(over="ignore", under="ignore"):
-            found = np.array(numbers, dtype)
+            array = np.array(numbers, dtype)
     except OverflowError as error:
         raise _out_of_range(where, datatype, dtype, f" ({error})") from error
-    if dtype.kind == "f" and (beyond := np.isinf(found)).any():
-        too_large = [each for each in np.array(numbers)[beyond].tolist() if math.isfinite(each)]
+    if dtype.kind == "f" and (infinite := np.isinf(array)).any():
+        too_large = [each for each in np.array(numbers)[infinite].tolist() if math.isfinite(each)]
         if too_large:
             raise _out_of_range(where, datatype, dtype, f" ({too_large[0]:g})")
-        if text is not None and np.count_nonzero(beyond) != text.count(b"Infinity"):
+        if text is not None and np.count_nonzero(infinite) != text.count(b"Infinity"):
             raise _out_of_range(where, datatype, dtype, "")
-    return found
+    return array
 
 
 def _out_of_range(where: str, datatype: str, dtype: np.dtype, which: str) -> Fault:
+    """The fault of a number that ``dtype`` cannot hold."""
     bounds = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     return invalid(
         f"{where} has a number that {datatype} cannot hold{which}; valid are numbers from "
@@ -174,7 +193,7 @@ def _out_of_range(where: str, datatype: str, dtype: np.dtype, which: str) -> Fau
 
 
 def wrong_count(where: str, shape: Sequence[int], what: str) -> Fault:
-    """The fault of a list that has not the shape that it should have."""
+    """The fault of a list that does not fit the shape of its tensor."""
     return invalid(
         f"data of {where} {what}; valid are {prod(shape)} elements for shape {list(shape)}, flat "
         "or nested so"
@@ -182,18 +201,20 @@ def wrong_count(where: str, shape: Sequence[int], what: str) -> Fault:
 
 
 def _flat(count: int) -> bytes:
+    """The brackets and commas of a flat list."""
     return b"[" + b"," * (count - 1) + b"]"
 
 
 def _nested(shape: Sequence[int]) -> bytes:
     """The brackets and commas of nested lists of a shape."""
-    found = b""
+    text = b""
     for size in reversed(shape):
-        found = b"[" + b",".join([found] * size) + b"]"
-    return found
+        text = b"[" + b",".join([text] * size) + b"]"
+    return text
 
 
 def _difference(text: memoryview, brackets: bytes) -> str:
+    """Says how a list differs from the shape of its tensor."""
     inner = brackets[1:-1]
     if b"[" in inner or b"]" in inner:
         return "is nested in another way"
@@ -202,7 +223,7 @@ def _difference(text: memoryview, brackets: bytes) -> str:
 
 
 def _pieces(where: str, text: memoryview) -> Iterator[bytes]:
-    """Parts of a list's text that begin and end between elements."""
+    """Yields pieces of a list's text, cut at commas."""
     begin = 0
     while begin < len(text):
         piece = bytes(text[begin : begin + PIECE_BYTES])
@@ -219,6 +240,7 @@ def _pieces(where: str, text: memoryview) -> Iterator[bytes]:
 
 
 def _parsed_piece(where: str, piece: bytes) -> list[Any]:
+    """Parses a piece of a list, without its brackets."""
     flat = piece.translate(_AS_SPACES) if b"[" in piece or b"]" in piece else piece
     try:
         found: list[Any] = json.loads(f"[{flat.decode()}]")
@@ -231,7 +253,7 @@ def _parsed_piece(where: str, piece: bytes) -> list[Any]:
 
 
 def text_of(array: np.ndarray, write: Callable[[bytes], object]) -> None:
-    """Writes a flat JSON list of an array's elements, piece by piece."""
+    """Writes an array's elements as a flat JSON list, piece by piece."""
     flat, size = array.reshape(-1), PIECE_BYTES // 32
     write(b"[")
     for begin in range(0, flat.size, size):

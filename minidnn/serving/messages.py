@@ -1,14 +1,13 @@
-"""The protocol's messages for gRPC, from a table.
+"""The Open Inference Protocol's messages for gRPC, built from a table.
 
-The fields are those of the Open Inference Protocol's .proto file and of Triton's extension for
-repositories, in their order, which their numbers follow.  They are made here rather than by
-``protoc``: generated files demand one range of protobuf's versions, and put their names into a pool
-that all of a process share, where a client's generated files have them, too.
+The fields are those of the protocol's .proto file and of Triton's extension for repositories, in
+their order, which their numbers follow.  They are built here rather than by ``protoc``: generated
+files demand one range of protobuf's versions, and register their names in a pool that the whole
+process shares, where a client's generated files register the same names.
 
-Parts of messages are found without making objects of what they hold.  A message of 32 MB may mean
-two gigabytes of objects: an empty message within a message takes two bytes.  Raw tensors are
-therefore cut out as they are, and only as much of the rest is parsed as a request may have without
-them.
+Large requests are split before they are parsed.  A message of 32 MB may mean two gigabytes of
+objects, since an empty message within a message takes two bytes.  Raw tensors are therefore cut out
+as views, and the rest is parsed only if it is no longer than a request may be without them.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from minidnn.serving.json_numbers import MOST_HEAD_BYTES
 from minidnn.serving.settings import Fault, Refusal, invalid
 
-_INPUTS, _RAW = 5, 7  # fields of ModelInferRequest
-_WIRE_CONTENTS = 5  # a field of InferInputTensor
-MOST_FIELDS = 1 << 13  # of messages and the inputs within: looking at them takes time
-_LENGTHS = {1: 8, 5: 4}  # of values of fixed length, by wire type
+_INPUTS, _RAW = 5, 7  # field numbers of ModelInferRequest
+_WIRE_CONTENTS = 5  # a field number of InferInputTensor
+MOST_FIELDS = 1 << 13  # the most fields of a message and its inputs, which bounds the scan
+_LENGTHS = {1: 8, 5: 4}  # wire type -> bytes of a value of fixed length
 
 
 def raw_tensors(data: bytes, most: int) -> tuple[bytes, list[memoryview]]:
-    """A ModelInferRequest without its raw_input_contents, and these.
+    """Splits a ModelInferRequest: the message without raw_input_contents, and these.
 
-    Fault if the message is damaged, or if what is not raw is longer than ``most``, or than a
-    request's head without its inputs' contents.
+    Fault if the message is damaged, if it has more than ``most`` bytes besides the raw tensors, or
+    more than a request's head may have besides these and the inputs' contents.
     """
     view, parts, raw = memoryview(data), [], []
     head = rest = count = 0
@@ -58,6 +57,7 @@ def raw_tensors(data: bytes, most: int) -> tuple[bytes, list[memoryview]]:
 
 
 def _counted(fields: int) -> int:
+    """The number of fields with one more; Fault if these are too many."""
     if fields >= MOST_FIELDS:
         raise Fault(
             Refusal.TOO_LARGE,
@@ -67,8 +67,11 @@ def _counted(fields: int) -> int:
 
 
 def _fields(view: memoryview, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, beginning, beginning of the value, and end of each field; the value's beginning is
-    -1 for one that is no text, bytes or message."""
+    """Yields each field of a message: its number, and the offsets of its beginning, of its value,
+    and of its end.
+
+    The offset of the value is -1 unless it is a string, bytes or a message.
+    """
     while at < end:
         begin = at
         key, at = _varint(view, at, end)
@@ -88,6 +91,7 @@ def _fields(view: memoryview, at: int, end: int) -> Iterator[tuple[int, int, int
 
 
 def _varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
+    """Decodes a varint; returns the number and the offset after it."""
     number = shift = 0
     while at < end and shift < 70:
         byte = view[at]
@@ -111,7 +115,8 @@ _MODEL = ("string name", "string version")
 _RESULT = ("string model_name", "string model_version", "string id", _PARAMETERS)
 _CONTENTS = "InferTensorContents contents"
 
-#: A name with a dot is that of a message within another; a "map" has texts as keys.
+#: Messages by name, with fields as "rule type name".  A name with a dot is that of a nested
+#: message; the keys of a "map" are strings.
 FIELDS: dict[str, tuple[str, ...]] = {
     "ServerLiveRequest": (),
     "ServerLiveResponse": ("bool live",),
@@ -181,19 +186,21 @@ _SCALARS = ("bool", "int32", "int64", "uint32", "uint64", "float", "double", "st
 
 
 def _file() -> descriptor_pb2.FileDescriptorProto:
+    """The descriptor of a .proto file with all messages."""
     file = descriptor_pb2.FileDescriptorProto(
         name="minidnn/open_inference.proto", package=PACKAGE, syntax="proto3"
     )
-    made: dict[str, Any] = {}
+    built: dict[str, Any] = {}
     for name, fields in FIELDS.items():
-        within, _, own = name.rpartition(".")
-        made[name] = (made[within].nested_type if within else file.message_type).add(name=own)
+        outer, _, inner = name.rpartition(".")
+        built[name] = (built[outer].nested_type if outer else file.message_type).add(name=inner)
         for number, text in enumerate(fields, 1):
-            _add(made[name], name, number, text.split())
+            _add(built[name], name, number, text.split())
     return file
 
 
 def _add(message: Any, path: str, number: int, words: list[str]) -> None:
+    """Adds a field, given as the words of its text, to the descriptor of a message."""
     *rule, kind, name = words
     field = message.field.add(name=name, number=number, label=_FIELD.LABEL_OPTIONAL)
     if "map" in rule:

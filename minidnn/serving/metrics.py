@@ -1,4 +1,4 @@
-"""What is counted and timed, for Prometheus and for the page."""
+"""Counters and timers of a server, for Prometheus and for the server's page."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+#: Bounds of the histograms' buckets, in seconds and in rows.
 _SECONDS = tuple(digit * 10.0**power for power in range(-4, 2) for digit in (1, 2, 5))
 _ROWS = tuple(float(1 << power) for power in range(11))
 _LABELS = ("model", "version")
+#: The number of requests, and of batches, that a meter remembers for the page.
 _RECENT = 2048
 
 
 class Metrics:
-    """The metrics of a server."""
+    """The Prometheus metrics of a server, labelled by model and version."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -45,16 +47,16 @@ class Metrics:
         self.queue_rows = made(Gauge, "queue_rows", "Rows that wait", *_LABELS)
 
     def meter(self, name: str, version: int) -> Meter:
-        """The metrics of a version of a model, which stay when it is loaded again."""
+        """The meter of a version of a model, which is kept when the model is loaded again."""
         return self._meters.setdefault((name, version), Meter(self, name, version))
 
     def text(self) -> bytes:
-        """All, in Prometheus' format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class Meter:
-    """The metrics of a version of a model, and its last requests."""
+    """Records the metrics of a version of a model, and remembers its last requests."""
 
     def __init__(self, metrics: Metrics, name: str, version: int) -> None:
         labels = (name, str(version))
@@ -68,18 +70,21 @@ class Meter:
         self.queue = 0
         #: When each of the last requests was answered, and after how many seconds.
         self.recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
-        #: How many rows the last batches had.
+        #: The numbers of rows of the last batches.
         self.recent_rows: deque[int] = deque(maxlen=_RECENT)
         self.counts: dict[str, int] = {}
 
     def waiting(self, rows: int) -> None:
+        """Sets the number of rows that wait."""
         self.queue = rows
         self._queue_rows.set(rows)
 
     def waited(self, seconds: float) -> None:
+        """Records how long a request waited for its batch to begin."""
         self._queue_seconds.observe(seconds)
 
     def batch(self, rows: int, seconds: float) -> None:
+        """Counts a batch that was computed."""
         self._rows.inc(rows)
         self._batch_rows.observe(rows)
         self._batch_seconds.observe(seconds)
@@ -94,7 +99,8 @@ class Meter:
             self.recent.append((time.monotonic(), seconds))
 
     def quantiles(self, *parts: float, within: float = 60.0) -> list[float]:
-        """Of the seconds of requests that were answered lately; NaN if there were none."""
+        """Quantiles of the latency of requests answered in the last ``within`` seconds; NaN for
+        none."""
         since = time.monotonic() - within
         seconds = [each for when, each in self.recent if when >= since]
         return [float(each) for each in np.quantile(seconds or [np.nan], parts)]

@@ -1,4 +1,8 @@
-"""A model that is ready to run: an executable for each size of a batch."""
+"""Loads a model for serving: one executable for each of several batch sizes.
+
+:func:`load` compiles a model, tries it, and times its executables; :class:`ServedModel` runs the
+requests that share a batch by the fastest combination of them.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +24,21 @@ from minidnn.runtime.arrays import random_array
 from minidnn.serving.tensors import DATATYPES, Spec
 
 _RUNS = 3
-"""By how many runs executables of several sizes are compared."""
+"""The number of runs by which executables of several sizes are compared."""
 
 _ALIKE = 1.15
-"""By what factor a few runs on a busy machine may differ, though both ways are as fast."""
+"""The factor by which times of a few runs on a busy machine may differ by chance."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A network that was read once, to be compiled.
+    """A network that was read, and can be compiled for several batch sizes.
 
     Attributes:
-        compile: the executable for so many rows; for None, of the network's own size.
-        any_batch: whether it takes a number of rows.
-        batch: of how many rows; None for any number.
-        sizes: of how many rows there are executables already; None if any can be compiled.
+        compile: returns the executable for a number of rows; for None, of the network's own size.
+        any_batch: whether ``compile`` takes a number of rows.
+        batch: the valid numbers of rows; None for any number.
+        sizes: the numbers of rows for which executables exist; None if any can be compiled.
         preparation: how pictures are prepared for it; None if that is not known.
     """
 
@@ -47,7 +51,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a version of a model comes from; ``open`` reads it, each time anew."""
+    """The origin of a version of a model; ``open`` reads the model anew at each call."""
 
     name: str
     version: int
@@ -56,11 +60,12 @@ class Source:
 
 
 class ServedModel:
-    """The executables of a model, and what it takes and gives.
+    """The executables of a model, and the specifications of its inputs and outputs.
 
     Attributes:
-        batch: of the rows of a request; 1 for a model that takes no batches.
-        max_rows: of a batch that several requests share; a request of more has one of its own.
+        batch: the valid numbers of rows of a request; 1 for a model that takes no batches.
+        max_rows: the most rows of a batch that several requests share; a larger request has a batch
+            of its own.
         preparation: how callers prepare pictures for it; None if that is not known.
     """
 
@@ -76,7 +81,7 @@ class ServedModel:
         batch: Dim,
         max_rows: int,
     ) -> None:
-        """``seconds``: what the executable for so many rows takes."""
+        """``seconds`` has the run time of each executable, by its number of rows."""
         self.source = source
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -85,15 +90,15 @@ class ServedModel:
         self.sizes = sorted(executables)
         self.batch = batch
         self.max_rows = max_rows
-        #: How batches of each number of rows are computed.
+        #: By numbers of rows: the parts in which such a batch is computed.
         self._parts: dict[int, tuple[BatchPart, ...]] = {}
-        #: What batches are gathered in; they run one after another.
+        #: Buffers in which batches are gathered; one set is enough, as batches run one by one.
         self._gathered: list[np.ndarray] = []
 
     def run(
         self, requests: Sequence[Sequence[np.ndarray]], rows: Sequence[int]
     ) -> list[list[np.ndarray]]:
-        """The outputs of each request, of ``rows`` rows each: all are computed in one batch."""
+        """The outputs of each request, which has ``rows`` rows; all are computed in one batch."""
         total = sum(rows)
         parts = self.parts_of(total)
         is_whole = len(requests) == 1 and max(part.end for part in parts) == total
@@ -101,28 +106,32 @@ class ServedModel:
         results = self._compute(parts, inputs)
         if is_whole:
             return [results]
-        found, begin = [], 0
+        outputs, begin = [], 0
         for count in rows:
-            found.append([result[begin : begin + count] for result in results])
+            outputs.append([result[begin : begin + count] for result in results])
             begin += count
-        return found
+        return outputs
 
     def parts_of(self, total: int) -> tuple[BatchPart, ...]:
-        """How a batch of so many rows is computed: in parts, or padded up to the next size there
-        is, whichever takes less time."""
+        """The parts in which a batch of so many rows is computed.
+
+        The batch is split between executables, or padded to the next larger size, whichever takes
+        less time.
+        """
         if total not in self._parts:
-            found = parts_of(total, self._seconds)
-            split = sum(self._seconds[part.rows] for part in found or ())
+            parts = parts_of(total, self._seconds)
+            split = sum(self._seconds[part.rows] for part in parts or ())
             larger = self.sizes[bisect_left(self.sizes, total) :][:1]
-            if larger and (found is None or self._seconds[larger[0]] <= split):
-                found = (BatchPart(0, larger[0]),)
-            assert found is not None, "rows are in range"
-            self._parts[total] = found
+            if larger and (parts is None or self._seconds[larger[0]] <= split):
+                parts = (BatchPart(0, larger[0]),)
+            assert parts is not None, "rows are in range"
+            self._parts[total] = parts
         return self._parts[total]
 
     def _compute(
         self, parts: Sequence[BatchPart], inputs: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
+        """Runs the parts of a batch, and concatenates their outputs."""
         pieces = [
             results_of(
                 self._executables[part.rows], [array[part.begin : part.end] for array in inputs]
@@ -132,11 +141,11 @@ class ServedModel:
         if len(pieces) == 1:
             return pieces[0]
         rows = max(part.end for part in parts)
-        found = [np.empty((rows, *each.shape[1:]), each.dtype) for each in pieces[0]]
+        outputs = [np.empty((rows, *output.shape[1:]), output.dtype) for output in pieces[0]]
         for part, piece in zip(parts, pieces, strict=True):
-            for result, each in zip(found, piece, strict=True):
-                result[part.begin : part.end] = each
-        return found
+            for result, output in zip(outputs, piece, strict=True):
+                result[part.begin : part.end] = output
+        return outputs
 
     def _gather(
         self,
@@ -144,6 +153,7 @@ class ServedModel:
         requests: Sequence[Sequence[np.ndarray]],
         rows: Sequence[int],
     ) -> list[np.ndarray]:
+        """Copies the inputs of all requests into the buffers, with zeros in rows of padding."""
         total, computed = sum(rows), max(part.end for part in parts)
         if not self._gathered or self._gathered[0].shape[0] < computed:
             shapes = [(max(computed, self.max_rows), *spec.shape) for spec in self.inputs]
@@ -152,42 +162,43 @@ class ServedModel:
             ]
         begin = 0
         for request, count in zip(requests, rows, strict=True):
-            for target, array in zip(self._gathered, request, strict=True):
-                target[begin : begin + count] = array
+            for buffer, array in zip(self._gathered, request, strict=True):
+                buffer[begin : begin + count] = array
             begin += count
-        for target in self._gathered:
-            target[total:] = 0  # rows of somebody else's are not computed again
+        for buffer in self._gathered:
+            buffer[total:] = 0  # clears rows of earlier requests in the padding
         return self._gathered
 
 
 def results_of(executable: Executable, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The outputs in their order."""
-    given = executable(*inputs)
-    if isinstance(given, dict):
-        given = tuple(given.values())
-    return [np.asarray(each) for each in (given if isinstance(given, tuple) else (given,))]
+    """Runs an executable; returns its outputs in their order."""
+    outputs = executable(*inputs)
+    if isinstance(outputs, dict):
+        outputs = tuple(outputs.values())
+    return [np.asarray(each) for each in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
 def load(source: Source, max_batch: int) -> ServedModel:
     """Reads, compiles and tries a model.
 
-    Raises what reading and compiling raise, and UnsupportedError for one that takes any batch, but
-    whose rows are not independent of each other.
+    Raises the errors of reading and compiling, and UnsupportedError for a model that takes any
+    batch size, but whose rows are not independent of each other.
     """
     opened = source.open()
     model = _loaded(source, opened, max_batch)
-    taken = [(None, *each.shape) if each.batched else each.shape for each in model.inputs]
-    check_takes(opened.preparation, source.name, taken)
+    shapes = [(None, *spec.shape) if spec.batched else spec.shape for spec in model.inputs]
+    check_takes(opened.preparation, source.name, shapes)
     model.preparation = opened.preparation
     return model
 
 
 def _loaded(source: Source, opened: Opened, max_batch: int) -> ServedModel:
+    """Compiles, tries and times the executables of a network."""
     if not opened.any_batch:
         return _of_own_size(source, opened.compile(None))
     batch = opened.batch or Dim("rows", 1, max_batch)
-    together = batch.up_to(max_batch)
-    sizes = opened.sizes or sizes_of(together, batch.least)
+    most = batch.up_to(max_batch)
+    sizes = opened.sizes or sizes_of(most, batch.least)
     executables = {size: opened.compile(size) for size in sizes}
     tried = {size: _try(each) for size, each in executables.items()}
     for size, (inputs, outputs) in tried.items():
@@ -203,27 +214,30 @@ def _loaded(source: Source, opened: Opened, max_batch: int) -> ServedModel:
             "--max-batch 1"
         )
     seconds = evened(_seconds(executables))
-    given = source, executables, seconds, *tried[sizes[-1]]
-    return _model(*given, batched=True, batch=batch, max_rows=together)
+    common = source, executables, seconds, *tried[sizes[-1]]
+    return _model(*common, batched=True, batch=batch, max_rows=most)
 
 
 def sizes_of(most: int, least: int = 1) -> list[int]:
-    """The least, its doubles, and the largest."""
-    found = [least]
-    while 2 * found[-1] < most:
-        found.append(2 * found[-1])
-    return found if found[-1] == most else [*found, most]
+    """Batch sizes: ``least``, its doubles, and ``most``."""
+    sizes = [least]
+    while 2 * sizes[-1] < most:
+        sizes.append(2 * sizes[-1])
+    return sizes if sizes[-1] == most else [*sizes, most]
 
 
 def _of_own_size(source: Source, executable: Executable) -> ServedModel:
-    """A model of one size: if rows along a first axis that all share are independent, it takes any
-    number of them up to that, else whole requests."""
+    """A model of one batch size.
+
+    If all inputs and outputs share a first axis and its rows are independent, requests may have any
+    number of rows up to that size; else a request has the model's own shapes.
+    """
     inputs, outputs = _try(executable)
     first = {array.shape[:1] for array in (*inputs, *outputs)}
     batched = len(first) == 1 and () not in first and _mixes_rows(executable) is None
     size = inputs[0].shape[0] if batched else 1
-    given = source, {size: executable}, {size: 0.0}, inputs, outputs, batched
-    return _model(*given, Dim("rows", 1, size), size, own=size if batched else None)
+    common = source, {size: executable}, {size: 0.0}, inputs, outputs, batched
+    return _model(*common, Dim("rows", 1, size), size, own=size if batched else None)
 
 
 def _model(
@@ -237,7 +251,10 @@ def _model(
     max_rows: int,
     own: int | None = None,
 ) -> ServedModel:
-    """``own``: the number of rows, for a model that has one."""
+    """The served model, with specifications from arrays of a run.
+
+    ``own`` is the number of rows of a model of one batch size.
+    """
     interface = next(iter(executables.values())).interface
 
     def specs(names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[Spec]:
@@ -258,43 +275,49 @@ def _model(
 
 
 def _output_names(outputs: Sequence[object], inputs: Sequence[Spec]) -> list[str]:
-    """Names of outputs that the network does not name: those of values within mean nothing."""
+    """Names for outputs that the network does not name; names of inner values mean nothing."""
     names = ["output"] if len(outputs) == 1 else [f"output{i}" for i in range(len(outputs))]
     return [f"{name}_" if name in {spec.name for spec in inputs} else name for name in names]
 
 
 def _try(executable: Executable) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Random inputs of an executable, and its outputs for them."""
     inputs = executable.random_inputs()
     return inputs, results_of(executable, inputs)
 
 
 def _seconds(executables: Mapping[int, Executable]) -> dict[int, float]:
-    """What a run of each takes: the least of a few, in turn."""
+    """The run time of each executable: the least of a few interleaved runs."""
 
     def run(executable: Executable, inputs: list[np.ndarray]) -> float:
         begin = time.perf_counter()
         results_of(executable, inputs)
         return time.perf_counter() - begin
 
-    takes = {str(n): partial(run, each, each.random_inputs()) for n, each in executables.items()}
-    return {int(rows): min(found) for rows, found in interleaved(takes, _RUNS).items()}
+    runs = {str(n): partial(run, each, each.random_inputs()) for n, each in executables.items()}
+    return {int(rows): min(times) for rows, times in interleaved(runs, _RUNS).items()}
 
 
 def evened(seconds: Mapping[int, float]) -> dict[int, float]:
-    """The same, where an executable that seems a little slower than smaller ones together takes as
-    long as these: what a few runs show is not exact, and batches are better whole."""
-    found: dict[int, float] = {}
+    """Run times without small differences that a few runs cannot tell.
+
+    An executable that seems a little slower than smaller ones together gets their time, so that
+    batches are not split without need.
+    """
+    times: dict[int, float] = {}
     for rows in sorted(seconds):
-        parts = parts_of(rows, found) or ()
-        apart = sum(found[part.rows] for part in parts)
-        alike = bool(parts) and apart < seconds[rows] <= _ALIKE * apart
-        found[rows] = apart if alike else seconds[rows]
-    return found
+        parts = parts_of(rows, times) or ()
+        together = sum(times[part.rows] for part in parts)
+        is_alike = bool(parts) and together < seconds[rows] <= _ALIKE * together
+        times[rows] = together if is_alike else seconds[rows]
+    return times
 
 
 def _mixes_rows(executable: Executable) -> str | None:
-    """Why rows cannot be others' in one batch: the result of the first is another when the rest
-    are NaN, or other integers.  None if they can."""
+    """The reason why requests cannot share a batch, or None if they can.
+
+    The first row's result must not change when the other rows become NaN, or other integers.
+    """
     inputs = executable.random_inputs()
     if inputs[0].shape[0] < 2:
         return None
@@ -304,7 +327,7 @@ def _mixes_rows(executable: Executable) -> str | None:
         others = random_array(random, array[1:].shape, array.dtype)
         array[1:] = np.nan if array.dtype.kind == "f" else others
     after = results_of(executable, inputs)
-    for name, one, other in zip(executable.interface.outputs, before, after, strict=True):
-        if one[0].tobytes() != other[0].tobytes():
+    for name, first, changed in zip(executable.interface.outputs, before, after, strict=True):
+        if first[0].tobytes() != changed[0].tobytes():
             return f"the first row of output {name.name!r} depends on the other rows"
     return None

@@ -1,4 +1,7 @@
-"""What both protocols tell of the server and its models, and how a request is carried out."""
+"""The Open Inference Protocol apart from its transports: metadata, and how a request is served.
+
+REST and gRPC both call these functions, and translate their own messages to and from them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from minidnn.serving.settings import Fault, Refusal, invalid
 from minidnn.serving.tensors import RequestTensor, Spec, are_encoded, arrays_of, with_pictures
 
 EXTENSIONS = ("binary_tensor_data", "model_repository")
-#: Parameters that change what a result means, and are not known here.
+#: Parameters that change the meaning of a result, and are not supported.
 REFUSED_PARAMETERS = ("classification", "shared_memory_region", "sequence_id", "sequence_start")
 
 
@@ -27,7 +30,9 @@ class Request:
     """An inference request of either protocol.
 
     Attributes:
-        outputs: names of what is asked for; all if empty.
+        inputs: the tensors of the request.
+        outputs: the names of the requested outputs; all if empty.
+        id: the caller's name of the request, which the answer repeats.
     """
 
     inputs: Sequence[RequestTensor]
@@ -37,17 +42,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The outputs that were asked for, and the model that gave them."""
+    """The requested outputs, and the model that computed them."""
 
     model: ServedModel
     outputs: list[tuple[Spec, np.ndarray]] = field(default_factory=list)
 
 
-#: A request, its inputs as arrays, and how many rows they have.
+#: A request, its inputs as arrays, and their number of rows.
 Parsed = tuple[Request, list[np.ndarray], int]
 
 
 def server_metadata() -> dict[str, Any]:
+    """The server's name, version and protocol extensions."""
     return {
         "name": "minidnn",
         "version": minidnn.__version__,
@@ -74,8 +80,8 @@ def model_metadata(repository: Repository, name: str, version: str) -> dict[str,
 
 
 def model_parameters(repository: Repository, name: str, version: str) -> dict[str, Any]:
-    """How many rows a request may have, if it has rows, and how callers prepare pictures for a
-    model, as "preparation", if that is known; Fault if it is not ready."""
+    """The valid numbers of rows of a request, if the model takes batches, and the preparation of
+    pictures for it, as "preparation", if that is known; Fault if the model is not ready."""
     model = repository.batcher(name, version).model
     found: dict[str, Any] = {}
     if model.inputs[0].batched:
@@ -115,10 +121,14 @@ async def infer(
     read: Callable[[], Request],
     interleaved: Callable[[Callable[[], Parsed]], Awaitable[Parsed]],
 ) -> Answer:
-    """Carries out a request, which ``read`` makes of what came, and counts it.
+    """Serves a request: parses it, waits for its batch, and counts it in the metrics.
 
     Args:
-        interleaved: calls what reads the request, in the loop or, if it is long, beside it.
+        repository: has the model.
+        protocol: "rest" or "grpc", for the metrics.
+        name, version: of the model; "" is the newest version.
+        read: parses the request.
+        interleaved: calls a parser: in the event loop or, for a long request, in a thread.
     """
     batcher = repository.batcher(name, version)
     begun, status = time.monotonic(), "cancelled"
@@ -151,10 +161,10 @@ async def infer(
 
 
 def _of_pictures(model: ServedModel, request: Request, limit: int) -> tuple[list[np.ndarray], int]:
-    """The inputs of a request with encoded pictures as arrays, and how many rows they have.
+    """The inputs of a request with encoded pictures as arrays, and their number of rows.
 
-    Of more than a shared batch there are as many as ``limit`` bytes of numbers are: encoded, a
-    million may be small.
+    ``limit`` bounds the decoded bytes of a request that is larger than a shared batch, since a
+    million encoded pictures may be small.
     """
     row = sum(prod(spec.shape) * spec.dtype.itemsize for spec in model.inputs)
     most = model.batch.up_to(max(model.max_rows, limit // row))
@@ -164,19 +174,20 @@ def _of_pictures(model: ServedModel, request: Request, limit: int) -> tuple[list
 
 
 def _check_outputs(model: ServedModel, request: Request) -> None:
+    """Fault if a request asks for an output that the model does not have."""
     names = [spec.name for spec in model.outputs]
     if unknown := [name for name in request.outputs if name not in names]:
         raise invalid(f"outputs {unknown!r:.300} are asked for; valid are {names}")
 
 
 def _answer(model: ServedModel, request: Request, results: Sequence[np.ndarray]) -> Answer:
-    """The outputs that are asked for, in the order in which they are."""
-    known = {spec.name: (spec, found) for spec, found in zip(model.outputs, results, strict=True)}
+    """The requested outputs, in the order of the request."""
+    known = {spec.name: (spec, result) for spec, result in zip(model.outputs, results, strict=True)}
     return Answer(model, [known[name] for name in dict.fromkeys(request.outputs) or known])
 
 
 def check_change(parameters: Any) -> None:
-    """Fault if a model is to be loaded with parameters: what it is was said at the start."""
+    """Fault for parameters of loading a model: models are set when the server starts."""
     if not isinstance(parameters, Mapping):
         raise invalid(f"parameters is {parameters!r:.100}; valid is a JSON object")
     if given := [name for name in parameters if name != "unload_dependents"]:

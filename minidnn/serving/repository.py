@@ -1,6 +1,7 @@
-"""The models of a server, by name and version: loading, exchanging and finding them, their queues.
+"""The models of a server by name and version: loading, replacing and finding them, and batching.
 
-A queue has requests that wait, and makes batches of them.
+:class:`Repository` has the versions of all models; each loaded version has a :class:`Batcher`, a
+queue whose waiting requests are computed in batches.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Waiting:
+    """A request in the queue, and the future of its outputs."""
+
     inputs: Sequence[np.ndarray]
     rows: int
     arrived: float
@@ -46,14 +49,17 @@ class _Ran:
 
 
 class Batcher:
-    """Runs a model's requests in batches: one begins when it is full, or when its first request
-    has waited for ``max_delay``, and when the batch before it has ended.
+    """Runs a model's requests in batches.
 
-    What is in a batch is decided when it begins, by the thread that computes it: the next one
-    follows at once, and has whatever came meanwhile.
+    A batch begins when it is full, or when its first request has waited for ``max_delay``, and not
+    before the previous batch has ended.  The thread that computes a batch chooses its requests when
+    the batch begins, so that requests that arrived during the previous one are in it.
 
     Args:
-        compute: runs batches; one thread, which all models share, as each batch uses all cores.
+        model: runs the batches.
+        settings: have the delay and the limit of the queue.
+        compute: an executor of one thread, which all models share, as each batch uses all cores.
+        meter: records the metrics.
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class Batcher:
         self._settings = settings
         self._compute = compute
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()  # of what waits
+        self._lock = threading.Lock()  # guards _waiting and _rows
         self._waiting: deque[_Waiting] = deque()
         self._rows = 0
         self._changed = asyncio.Event()
@@ -76,10 +82,10 @@ class Batcher:
         return self._rows
 
     async def infer(self, inputs: Sequence[np.ndarray], rows: int) -> list[np.ndarray]:
-        """The outputs for a request's inputs, once its batch was computed.
+        """The outputs for a request's inputs, once its batch is computed.
 
-        Fault if too many rows wait, if the model was unloaded, or if computing failed.  Whoever is
-        cancelled is taken from the queue.
+        Fault if too many rows wait, if the model was unloaded, or if computing failed.  A cancelled
+        request leaves the queue.
         """
         if self._closed:
             raise Fault(Refusal.UNAVAILABLE, f"model {self.model.source.name!r} is being unloaded")
@@ -105,17 +111,18 @@ class Batcher:
                 self._leave(waiting)
 
     async def close(self) -> None:
-        """Takes nothing more, and ends when all that was taken is answered."""
+        """Accepts no more requests, and returns when all accepted ones are answered."""
         self._closed = True
         self._changed.set()
         await self._task
 
     def _tell(self) -> None:
+        """Updates the metric of waiting rows, and wakes the task that begins batches."""
         self.meter.waiting(self._rows)
         self._changed.set()
 
     def _leave(self, waiting: _Waiting) -> None:
-        """Takes a request from the queue, if it is still there."""
+        """Removes a request from the queue, if it is still there."""
         with self._lock:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
@@ -123,6 +130,7 @@ class Batcher:
         self._tell()
 
     async def _work(self) -> None:
+        """Starts batch after batch in the thread that computes, until the batcher is closed."""
         running: set[asyncio.Future[_Ran]] = set()
         while await self._gathered():
             taken = asyncio.Event()
@@ -135,20 +143,20 @@ class Batcher:
         await asyncio.gather(*running)
 
     async def _gathered(self) -> bool:
-        """Waits until a batch should begin; False if none will."""
+        """Waits until a batch should begin; False if the batcher is closed and empty."""
         while self._rows < self.model.max_rows:
             self._changed.clear()
             with self._lock:
                 first = self._waiting[0].arrived if self._waiting else None
             if self._closed:
                 return first is not None
-            left = None
+            remaining = None
             if first is not None:
-                left = first + self._settings.max_delay - self._loop.time()
-                if left <= 0:
+                remaining = first + self._settings.max_delay - self._loop.time()
+                if remaining <= 0:
                     break
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining):
                     await self._changed.wait()
             except TimeoutError:
                 pass
@@ -157,69 +165,75 @@ class Batcher:
     # In the thread that computes
 
     def _run(self, taken: asyncio.Event) -> _Ran:
+        """Computes a batch; ``taken`` is set when its requests have left the queue."""
         batch = self._take()
         with suppress(RuntimeError):  # the loop was closed: nobody waits any more
             self._loop.call_soon_threadsafe(taken.set)
         begun = self._loop.time()
         results: Sequence[list[np.ndarray]] | Exception = ()
         if batch:
-            rows = [each.rows for each in batch]
+            rows = [request.rows for request in batch]
             try:
-                results = self.model.run([each.inputs for each in batch], rows)
+                results = self.model.run([request.inputs for request in batch], rows)
             except Exception as error:
                 log.exception("model %r fails", self.model.source.name)
                 results = error
         return _Ran(batch, results, begun, self._loop.time())
 
     def _take(self) -> list[_Waiting]:
-        """The first requests that fit into one batch: of those that several executables would
-        compute one after another, as many as the first of them does."""
+        """Takes the first requests that fit into one batch from the queue.
+
+        Where such a batch would be split between executables, it takes as many of them as fill one
+        executable, if any do.
+        """
         with self._lock:
             count, rows = 0, 0
-            alone, rows_alone = 0, 0
+            unsplit, rows_unsplit = 0, 0
             for waiting in self._waiting:
                 if count and rows + waiting.rows > self.model.max_rows:
                     break
                 count, rows = count + 1, rows + waiting.rows
                 if len(self.model.parts_of(rows)) == 1:
-                    alone, rows_alone = count, rows
-            if alone:
-                count, rows = alone, rows_alone
+                    unsplit, rows_unsplit = count, rows
+            if unsplit:
+                count, rows = unsplit, rows_unsplit
             self._rows -= rows
             return [self._waiting.popleft() for _ in range(count)]
 
     # In the loop again
 
     def _answer(self, future: asyncio.Future[_Ran]) -> None:
+        """Gives the requests of a batch their outputs, or the fault."""
         if future.cancelled():  # the server stops, and waits no longer
             return
         ran = future.result()
         if isinstance(ran.results, Exception):
             error = ran.results
             told = f"model {self.model.source.name!r} fails: {type(error).__name__}: {error}"
-            for each in ran.batch:
-                if not each.future.done():
-                    each.future.set_exception(Fault(Refusal.FAILED, told))
+            for request in ran.batch:
+                if not request.future.done():
+                    request.future.set_exception(Fault(Refusal.FAILED, told))
             return
         if ran.batch:
-            self.meter.batch(sum(each.rows for each in ran.batch), ran.ended - ran.begun)
-        for each, result in zip(ran.batch, ran.results, strict=True):
-            self.meter.waited(ran.begun - each.arrived)
-            if not each.future.done():  # the caller may have gone
-                each.future.set_result(result)
+            self.meter.batch(sum(request.rows for request in ran.batch), ran.ended - ran.begun)
+        for request, result in zip(ran.batch, ran.results, strict=True):
+            self.meter.waited(ran.begun - request.arrived)
+            if not request.future.done():  # the caller may have gone
+                request.future.set_result(result)
 
 
 Result = TypeVar("Result")
 
 INLINE_BYTES = 1 << 15
-"""Of what is read or written at once: more holds up the loop longer than a thread costs."""
+"""The most bytes that are parsed or written in the event loop; a thread costs less for more."""
 
 
 @dataclass
 class ServedVersion:
-    """A version of a model.
+    """A version of a model, loaded or not.
 
     Attributes:
+        source: reads the model.
         batcher: runs it; None if it is not loaded.
         state: READY, LOADING or UNAVAILABLE, as Triton calls them.
         reason: why it is not ready.
@@ -232,16 +246,16 @@ class ServedVersion:
 
 
 class Repository:
-    """Models from the sources that the server was started with, and from no others.
+    """The models from the sources that the server was started with, and no others.
 
-    A batch uses all cores, so that one thread runs the batches of all models, in turn; another one
-    loads.
+    One thread runs the batches of all models, one by one, since a batch uses all cores; another
+    thread loads models.
     """
 
     def __init__(self, sources: Sequence[Source], settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self._entries = {(each.name, each.version): ServedVersion(each) for each in sources}
+        self._entries = {(source.name, source.version): ServedVersion(source) for source in sources}
         self._compute = ThreadPoolExecutor(1, "minidnn-batches")
         self._loader = ThreadPoolExecutor(1, "minidnn-loader")
         self._bodies = ThreadPoolExecutor(2, "minidnn-bodies")
@@ -250,7 +264,7 @@ class Repository:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all models are ready, those apart that were unloaded on demand."""
+        """Whether all models are ready, except those that were unloaded on demand."""
         return all(entry.state == "READY" or not entry.reason for entry in self)
 
     def __iter__(self) -> Iterator[ServedVersion]:
@@ -258,15 +272,15 @@ class Repository:
 
     def versions(self, name: str) -> list[ServedVersion]:
         """A model's versions in order; Fault if there is no such model."""
-        found = [entry for key, entry in sorted(self._entries.items()) if key[0] == name]
-        if not found:
+        entries = [entry for key, entry in sorted(self._entries.items()) if key[0] == name]
+        if not entries:
             names = {key[0] for key in self._entries}
             hint = did_you_mean(name, names) or ";"
             raise Fault(
                 Refusal.NOT_FOUND,
                 f"model {name!r:.100} is not served{hint} valid are {', '.join(sorted(names))}",
             )
-        return found
+        return entries
 
     def entry(self, name: str, version: str = "") -> ServedVersion:
         """A version of a model; without one the newest that is ready, or else the newest."""
@@ -283,7 +297,7 @@ class Repository:
         )
 
     def batcher(self, name: str, version: str = "") -> Batcher:
-        """What runs a model; Fault if it is not ready."""
+        """The batcher of a version of a model; Fault if it is not ready."""
         entry = self.entry(name, version)
         if entry.batcher is None:
             raise Fault(
@@ -294,23 +308,26 @@ class Repository:
         return entry.batcher
 
     async def beside(self, call: Callable[[], Result]) -> Result:
-        """What a call gives that may take long, made beside the loop."""
+        """Runs a call that may take long in a thread, beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._bodies, call)
 
     async def load_all(self) -> None:
-        """Loads all models; raises what the first that fails raises."""
+        """Loads all models; raises the fault of the first that fails."""
         for name in dict.fromkeys(key[0] for key in self._entries):
             await self.load(name)
 
     async def load(self, name: str) -> None:
-        """Reads a model anew, in all its versions, and exchanges it: requests that were taken are
-        answered by the old one, which serves until the new one is ready, and on if that fails.
+        """Reads all versions of a model anew, and replaces them.
+
+        The old model serves until the new one is ready, answers the requests that it accepted, and
+        stays if loading fails.
         """
         async with self._loading:
             for entry in self.versions(name):
                 await self._load(entry)
 
     async def _load(self, entry: ServedVersion) -> None:
+        """Loads a version, and replaces its batcher."""
         loop, source = asyncio.get_running_loop(), entry.source
         if entry.batcher is None:
             entry.state, entry.reason = "LOADING", "it is being loaded"
@@ -333,7 +350,7 @@ class Repository:
         self._leave(old)
 
     async def unload(self, name: str) -> None:
-        """Takes no more requests for a model; those that were taken are answered."""
+        """Accepts no more requests for a model; accepted ones are answered."""
         async with self._loading:
             for entry in self.versions(name):
                 old, entry.batcher = entry.batcher, None
@@ -341,13 +358,14 @@ class Repository:
                 self._leave(old)
 
     def _leave(self, batcher: Batcher | None) -> None:
+        """Closes a batcher in the background."""
         if batcher is not None:
             task = asyncio.get_running_loop().create_task(batcher.close())
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
-        """Ends when all that was taken is answered; nothing more is taken."""
+        """Accepts no more requests, and returns when all accepted ones are answered."""
         for entry in self:
             old, entry.batcher = entry.batcher, None
             entry.state, entry.reason = "UNAVAILABLE", "the server is stopping"
@@ -359,5 +377,5 @@ class Repository:
 
 
 async def call_now(call: Callable[[], Result]) -> Result:
-    """What a call gives, made in the loop."""
+    """Runs a call in the event loop."""
     return call()

@@ -1,4 +1,4 @@
-"""The protocol over REST: an ASGI application."""
+"""The Open Inference Protocol over REST, as an ASGI application of Starlette."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ from minidnn.serving.settings import Fault, Refusal
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which the page is loaded again.
+#: Seconds after which a browser reloads the status page.
 REFRESH = 5
 
 _ACCEPT = "Accept-Encoding"
 
 
 def application(repository: Repository) -> Starlette:
-    """The application of a server."""
+    """The ASGI application of a server with these models."""
     return _Rest(repository).application()
 
 
 class _Rest:
+    """The handlers of all routes."""
+
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
         self._settings = repository.settings
@@ -45,9 +47,10 @@ class _Rest:
         self._in_flight = 0
 
     def application(self) -> Starlette:
+        """The application with its routes, access control and error handlers."""
         model = "/v2/models/{name}"
         version = f"{model}/versions/{{version}}"
-        found = [
+        routes = [
             Route("/", self._page),
             Route("/metrics", self._metrics),
             Route("/openapi.json", self._openapi),
@@ -59,13 +62,13 @@ class _Rest:
             Route("/v2/repository/models/{name}/unload", self._unload, methods=["POST"]),
         ]
         for path in (model, version):
-            found += [
+            routes += [
                 Route(path, self._model),
                 Route(f"{path}/ready", self._model_ready),
                 Route(f"{path}/infer", self._infer, methods=["POST"]),
             ]
         return Starlette(
-            routes=found,
+            routes=routes,
             middleware=[Middleware(Gate, settings=self._settings, refuse=refusal)],
             exception_handlers={
                 Fault: _on_fault,
@@ -121,6 +124,7 @@ class _Rest:
         return await self._change(request, self._repository.unload)
 
     async def _change(self, request: Request, change: Callable[[str], Awaitable[None]]) -> Response:
+        """Loads or unloads the model of a path."""
         given = await self._document(request)
         protocol.check_change(given.get("parameters", {}))
         async with self._one_more():
@@ -128,6 +132,7 @@ class _Rest:
         return JSONResponse({})
 
     async def _document(self, request: Request) -> dict[str, Any]:
+        """The JSON object of a small body; an empty body is an empty object."""
         body = await self._bodies.read_small(request)
         return parsed(body) if body else {}
 
@@ -137,6 +142,7 @@ class _Rest:
             return await _unless_gone(request, self._answer(request, body))
 
     async def _answer(self, request: Request, body: bytearray) -> Response:
+        """Parses an inference request, serves it, and writes the response."""
         asked: list[RestRequest] = []
 
         def read() -> protocol.Request:
@@ -154,7 +160,7 @@ class _Rest:
     async def _written(
         self, asked: RestRequest, answer: protocol.Answer, coding: str | None
     ) -> Response:
-        """The response: what is large or packed is written beside the loop."""
+        """The response of an answer, written in a thread if it is large or compressed."""
 
         def write() -> Response:
             content, length = written(asked, answer)
@@ -171,7 +177,7 @@ class _Rest:
 
     @asynccontextmanager
     async def _one_more(self) -> Any:
-        """Counts a request whose body is whole, so that memory is bounded."""
+        """Counts a request in work, which bounds memory; Fault if there are too many."""
         most = self._settings.max_requests
         if self._in_flight >= most:
             raise Fault(
@@ -185,7 +191,7 @@ class _Rest:
 
 
 async def _unless_gone(request: Request, answer: Any) -> Response:
-    """The response, or none if the client goes away before it: then its work is cancelled."""
+    """The response; if the client disconnects first, ``answer`` is cancelled: ClientDisconnect."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -204,11 +210,12 @@ async def _unless_gone(request: Request, answer: Any) -> Response:
 
 
 def _model_of(request: Request) -> tuple[str, str]:
+    """The name and the version in a path; "" is no version."""
     return request.path_params["name"], request.path_params.get("version", "")
 
 
 def refusal(fault: Fault) -> Response:
-    """The response that says why a request is refused."""
+    """The response of a refused request, with the reason as JSON."""
     headers = {}
     if fault.kind is Refusal.UNAUTHORIZED:
         headers["WWW-Authenticate"] = 'Basic realm="minidnn: the password is the token"'

@@ -1,4 +1,6 @@
-"""The server: it listens, loads, serves until it is told to stop, and finishes what it took."""
+"""The server: it listens, loads its models, serves until it is stopped, and finishes accepted
+requests.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,15 @@ from minidnn.serving.settings import Settings
 
 log = logging.getLogger(__name__)
 
+#: The most connections of REST.
 MOST_CONNECTIONS = 1000
 
 _SWITCH_SECONDS = 5e-4
-"""After which the thread that computes has its turn while requests are read: cores stand still."""
+"""The interpreter's thread switch interval: cores idle while a parsing thread delays a batch."""
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's, whose signals are ours."""
+    """uvicorn's server without its signal handlers, as :class:`Server` has its own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -40,10 +43,13 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Server:
-    """Serves models from their sources.
+    """Serves models from their sources, over REST and gRPC.
 
     Args:
-        started: is called with the addresses that are listened on, and once all models are ready.
+        sources: the versions of all models.
+        settings: limits, addresses and secrets.
+        started: is called with a line of text for each address that the server listens on, and with
+            "ready" once all models are.
     """
 
     def __init__(
@@ -61,8 +67,8 @@ class Server:
     def run(self) -> None:
         """Serves until SIGTERM, SIGINT or :meth:`stop`.
 
-        DeviceError if an address cannot be listened on, or the certificate cannot be used; what
-        loading a model raises, if one that it starts with cannot be loaded.
+        DeviceError if the server cannot listen on an address, or cannot use the certificate; Fault
+        if a model cannot be loaded.
         """
         before = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_SECONDS)
@@ -72,17 +78,17 @@ class Server:
             sys.setswitchinterval(before)
 
     def stop(self) -> None:
-        """Ends :meth:`run`, from any thread, once what was taken is answered."""
+        """Ends :meth:`run`, from any thread, once accepted requests are answered."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
 
     async def serve(self) -> None:
-        """:meth:`run`, within a loop."""
+        """Serves as :meth:`run` does, in the running event loop."""
         check_certificate(self._settings)
         loop = self._loop = asyncio.get_running_loop()
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
-                loop.add_signal_handler(each, self._stop.set)
+                loop.add_signal_handler(number, self._stop.set)
         settings, repository = self._settings, Repository(self._sources, self._settings)
         listener = listen(settings.host, settings.port)
         try:
@@ -115,6 +121,7 @@ class Server:
             await asyncio.gather(*leaving)
 
     def _rest(self, repository: Repository) -> uvicorn.Server:
+        """The HTTP server of the REST application, with its limits."""
         settings = self._settings
         return _Uvicorn(
             uvicorn.Config(
@@ -127,7 +134,7 @@ class Server:
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="error",  # whoever sends garbage would fill the log
+                log_level="error",  # garbage from clients would fill the log
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
@@ -140,17 +147,17 @@ class Server:
 
 
 def _most_connections() -> int:
-    """Connections of REST, which leave files for models and for gRPC."""
+    """The most connections of REST, which leaves file descriptors for models and for gRPC."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return min(MOST_CONNECTIONS, max(16, files // 2))
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; DeviceError if the address is not to be had."""
+    """A listening socket; DeviceError if the address is not available."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=1024)
-        # Connections inherit it; asyncio sets it for sockets that name their protocol alone.
+        # Connections inherit it; asyncio sets it only for sockets that name their protocol.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:

@@ -1,7 +1,4 @@
-"""What a server is told when it starts, and what it refuses requests with.
-
-Refusals are in words of both protocols.
-"""
+"""The settings of a server, and the kinds of refusals of requests, for both protocols."""
 
 from __future__ import annotations
 
@@ -18,18 +15,18 @@ class Settings:
     """Limits, addresses and secrets.
 
     Attributes:
-        host: the address that is listened on.
-        port, grpc_port: 0 is any free one; without ``grpc_port`` there is no gRPC.
-        max_batch: rows of a batch.
-        max_delay: seconds for which the first row of a batch waits for others.
-        max_queue: rows that wait for each model.
-        max_requests: whole requests that wait or are computed at once, of each protocol.
-        max_request_bytes: of one request's body, unpacked, or message.
-        max_json_bytes: of a body's JSON, or of a message without raw tensors.
-        read_seconds: for which a request may take to arrive.
-        stop_seconds: for which requests that were taken may take when the server stops.
-        certificate, key: files of TLS, both or neither.
-        token: what callers must show, if anything.
+        host: the address that the server listens on.
+        port, grpc_port: 0 is any free port; without ``grpc_port`` there is no gRPC.
+        max_batch: the most rows of a batch.
+        max_delay: seconds for which the first request of a batch waits for others.
+        max_queue: the most rows that wait for each model.
+        max_requests: the most complete requests that wait or are computed at once, per protocol.
+        max_request_bytes: the most bytes of a request's decompressed body, or of its message.
+        max_json_bytes: the most bytes of a body's JSON, or of a message without raw tensors.
+        read_seconds: the time in which a request must arrive.
+        stop_seconds: the time that accepted requests have when the server stops.
+        certificate, key: PEM files for TLS, both or neither.
+        token: the secret that callers must send; None for none.
     """
 
     host: str = "127.0.0.1"
@@ -49,8 +46,8 @@ class Settings:
 
     @property
     def max_unfinished_bytes(self) -> int:
-        """What bodies that have not arrived whole, and answers that are not read, may hold in
-        memory: as much as a quarter of the requests in work."""
+        """The most memory of incomplete bodies, and as much of unread answers: that of a quarter of
+        ``max_requests`` requests, but at least of two."""
         return max(2, self.max_requests // 4) * self.max_request_bytes
 
     @property
@@ -60,7 +57,7 @@ class Settings:
 
 
 class Refusal(Enum):
-    """Why a request is refused: REST's status, and the name of gRPC's."""
+    """The kinds of refusals of requests, with their status in REST and the name of gRPC's."""
 
     INVALID = (400, "INVALID_ARGUMENT")
     UNAUTHORIZED = (401, "UNAUTHENTICATED")
@@ -86,7 +83,7 @@ class Refusal(Enum):
 
 
 class Fault(MiniDNNError):
-    """A request that is refused."""
+    """The error of a request that is refused, with the kind of the refusal."""
 
     def __init__(self, kind: Refusal, message: str) -> None:
         super().__init__(message)
@@ -94,5 +91,5 @@ class Fault(MiniDNNError):
 
 
 def invalid(message: str) -> Fault:
-    """The fault of a request that is wrong by itself."""
+    """The fault of a request that is not valid."""
     return Fault(Refusal.INVALID, message)

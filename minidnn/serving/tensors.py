@@ -1,7 +1,7 @@
-"""Tensors of the protocol: their datatypes, and arrays of what a request holds.
+"""Tensors of the Open Inference Protocol: their datatypes, and arrays from a request's data.
 
-Encoded pictures (PNG, JPEG, …) are prepared as the model's file says.  The protocol has them as
-datatype BYTES, each behind its length in 4 bytes, little end first.
+Encoded pictures (PNG, JPEG, …) are decoded and prepared as the model's file says.  They have the
+datatype BYTES: each element follows its length in 4 bytes, in little-endian order.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ DATATYPES = {
     "float32": "FP32",
     "float64": "FP64",
 }
+#: The number of list elements that are converted at once.
 _PIECE = 1 << 11
+#: The datatype of encoded pictures.
 ENCODED = "BYTES"
 MOST_PIXELS = 1 << 24
-"""Of a picture: a few thousand bytes may be as many pixels as there is memory for."""
+"""The most pixels of a picture: a few thousand bytes may decode to more than memory holds."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,10 @@ class Spec:
     """An input or an output of a model.
 
     Attributes:
-        shape: of one row, without the batch; of all, for a model that takes no batches.
-        batched: whether an axis of rows comes before ``shape``.
-        rows: the number of rows that the model has of its own; fewer are padded.  None where any in
-            range is computed as it is.
+        shape: of one row, without the batch axis; the whole shape if the model takes no batches.
+        batched: whether a batch axis of rows comes before ``shape``.
+        rows: the number of rows of a model of one batch size, to which fewer rows are padded; None
+            for other models.
     """
 
     name: str
@@ -62,14 +64,14 @@ class Spec:
 
     @property
     def declared(self) -> list[int]:
-        """The shape as metadata tell it: -1 for any number of rows in range."""
+        """The shape in metadata, with -1 for any valid number of rows."""
         rows = -1 if self.rows is None else self.rows
         return [rows, *self.shape] if self.batched else list(self.shape)
 
 
 @dataclass(frozen=True)
 class RequestTensor:
-    """An input as a request has it: ``data`` are raw bytes, a list of numbers, or its text."""
+    """An input of a request; ``data`` is raw bytes, a list of numbers, or a list as JSON text."""
 
     name: str
     datatype: str
@@ -80,20 +82,23 @@ class RequestTensor:
 def arrays_of(
     specs: Sequence[Spec], given: Sequence[RequestTensor], batch: Dim
 ) -> tuple[list[np.ndarray], int]:
-    """A request's inputs in the model's order, and how many rows they have, which must be in range.
+    """A request's inputs as arrays in the model's order, and their number of rows.
 
-    Fault if one is missing, unknown or given twice, or has another dtype or shape than is valid.
+    Fault if an input is missing, unknown or given twice, or if its dtype, its shape or the number
+    of rows is not valid.
     """
-    by_name = {each.name: each for each in given}
+    by_name = {tensor.name: tensor for tensor in given}
     names = [spec.name for spec in specs]
-    if sorted(each.name for each in given) != sorted(names):
-        raise invalid(f"inputs {[each.name for each in given]!r:.300} are given; valid are {names}")
+    if sorted(tensor.name for tensor in given) != sorted(names):
+        raise invalid(
+            f"inputs {[tensor.name for tensor in given]!r:.300} are given; valid are {names}"
+        )
     rows = _rows(specs, by_name, batch)
     return [_array(spec, by_name[spec.name], rows) for spec in specs], rows
 
 
 def _rows(specs: Sequence[Spec], given: dict[str, RequestTensor], batch: Dim) -> int:
-    """How many rows a request has: the same in all inputs, whose shapes are valid."""
+    """The number of rows of a request; Fault unless all inputs have it and valid shapes."""
     first = given[specs[0].name].shape[:1]
     rows = first[0] if specs[0].batched and first else 1
     for spec in specs:
@@ -110,6 +115,7 @@ def _rows(specs: Sequence[Spec], given: dict[str, RequestTensor], batch: Dim) ->
 
 
 def _array(spec: Spec, given: RequestTensor, rows: int) -> np.ndarray:
+    """The array of one input, from whatever form its data has."""
     if given.datatype != spec.datatype:
         raise invalid(
             f"input {spec.name!r} has datatype {given.datatype!r:.40}; valid is {spec.datatype}"
@@ -123,6 +129,7 @@ def _array(spec: Spec, given: RequestTensor, rows: int) -> np.ndarray:
 
 
 def _of_bytes(spec: Spec, shape: tuple[int, ...], data: bytes | memoryview) -> np.ndarray:
+    """The array of raw little-endian bytes, which is a view of them where they are aligned."""
     needed = prod(shape) * spec.dtype.itemsize
     if len(data) != needed:
         raise invalid(
@@ -132,24 +139,25 @@ def _of_bytes(spec: Spec, shape: tuple[int, ...], data: bytes | memoryview) -> n
     if spec.dtype.kind == "b" and (np.frombuffer(data, np.uint8) > 1).any():
         raise invalid(f"input {spec.name!r} has bytes other than 0 and 1; valid are these")
     array = np.frombuffer(data, spec.dtype.newbyteorder("<")).reshape(shape)
-    return array if array.flags.aligned else array.copy()  # behind JSON it may begin anywhere
+    return array if array.flags.aligned else array.copy()  # after JSON its address may be unaligned
 
 
 def _of_list(spec: Spec, shape: tuple[int, ...], data: Sequence[Any]) -> np.ndarray:
+    """The array of a list of numbers."""
     numbers = _flat(spec, shape, data)
-    found = np.empty(len(numbers), spec.dtype)
-    for begin in range(0, found.size, _PIECE):  # not all become objects at once
+    array = np.empty(len(numbers), spec.dtype)
+    for begin in range(0, array.size, _PIECE):  # bounds the number of Python objects
         piece = numbers[begin : begin + _PIECE]
-        found[begin : begin + _PIECE] = array_of(_where(spec), spec.datatype, spec.dtype, piece)
-    return found.reshape(shape)
+        array[begin : begin + _PIECE] = array_of(_where(spec), spec.datatype, spec.dtype, piece)
+    return array.reshape(shape)
 
 
 def _flat(spec: Spec, shape: tuple[int, ...], data: Sequence[Any]) -> Sequence[Any]:
-    """The elements of data that are flat already, or nested as the shape is."""
+    """The elements of a list that is flat, or nested as the shape is."""
     if data and isinstance(data[0], list):
         level: Sequence[Any] = [data]
         for size in shape:
-            if any(type(each) is not list or len(each) != size for each in level):
+            if any(type(entry) is not list or len(entry) != size for entry in level):
                 raise wrong_count(_where(spec), shape, "is nested in another way")
             level = list(chain.from_iterable(level))
         return level
@@ -159,12 +167,13 @@ def _flat(spec: Spec, shape: tuple[int, ...], data: Sequence[Any]) -> Sequence[A
 
 
 def _where(spec: Spec) -> str:
+    """The input's name for messages."""
     return f"input {spec.name!r}"
 
 
 def are_encoded(given: Sequence[RequestTensor]) -> bool:
-    """Whether there are pictures among the inputs of a request, which take long to decode."""
-    return any(each.datatype == ENCODED for each in given)
+    """Whether a request has encoded pictures, which take long to decode."""
+    return any(tensor.datatype == ENCODED for tensor in given)
 
 
 def with_pictures(
@@ -173,25 +182,27 @@ def with_pictures(
     given: Sequence[RequestTensor],
     batch: Dim,
 ) -> list[RequestTensor]:
-    """The inputs of a request with numbers in the place of as many encoded pictures as a
-    batch has.
+    """The inputs of a request with encoded pictures decoded and prepared as FP32.
 
-    Fault if the model takes none, or if one cannot be read.
+    Fault if the model takes no pictures, if their number is not one of ``batch``, or if one cannot
+    be read.
     """
     if len(given) != len(specs):
-        return list(given)  # which is told of all inputs alike
-    takes = preparation is not None and len(specs) == 1 and specs[0].batched
-    if preparation is None or not takes or specs[0].datatype != "FP32":
+        return list(given)  # the count is refused later, as for any inputs
+    takes_pictures = preparation is not None and len(specs) == 1 and specs[0].batched
+    if preparation is None or not takes_pictures or specs[0].datatype != "FP32":
         raise invalid(
             f"an input has datatype {ENCODED}; valid for this model is {specs[0].datatype}, as "
             "its file does not say how pictures are prepared"
         )
     return [
-        _numbers(each, preparation, batch) if each.datatype == ENCODED else each for each in given
+        _numbers(tensor, preparation, batch) if tensor.datatype == ENCODED else tensor
+        for tensor in given
     ]
 
 
 def _numbers(given: RequestTensor, preparation: Preparation, batch: Dim) -> RequestTensor:
+    """An input of encoded pictures as FP32 in (N, C, H, W)."""
     where = f"input {given.name!r:.100}"
     if not isinstance(given.data, (bytes, memoryview)):
         raise invalid(f"{where} has {ENCODED} that are not binary; valid are binary tensors")
@@ -209,7 +220,7 @@ def _numbers(given: RequestTensor, preparation: Preparation, batch: Dim) -> Requ
 
 
 def _elements(where: str, data: memoryview, count: int) -> Iterator[bytes]:
-    """As many elements as a tensor has, which fill it."""
+    """Yields the ``count`` elements of a BYTES tensor; Fault unless they fill it exactly."""
     begin = 0
     for _ in range(count):
         head = data[begin : begin + 4]
@@ -227,6 +238,7 @@ def _elements(where: str, data: memoryview, count: int) -> Iterator[bytes]:
 
 
 def _prepared(name: str, content: bytes, preparation: Preparation) -> np.ndarray:
+    """A decoded, cut and normalized picture."""
     try:
         pixels = decode(
             name,

@@ -1,4 +1,4 @@
-"""Checks of arguments that losses, optimizers, schedules and the trainer make."""
+"""Checks of numeric arguments, for losses, optimizers, schedules and the trainer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from minidnn.graph.types import plain
 def check_number(owner: object, name: str, value: Any, least: float, most: float = inf) -> None:
     """GraphError unless it is a finite number within these bounds."""
     given = plain(value)
-    number = isinstance(given, (int, float)) and not isinstance(given, bool) and isfinite(given)
-    if not number or not least <= given <= most:
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool) and isfinite(given)
+    if not is_number or not least <= given <= most:
         bound = f"of at least {least}" if most == inf else f"from {least} to {most}"
         raise GraphError(f"{type(owner).__name__}: {name}={value!r:.80}; valid is a number {bound}")
 
 
 def check_whole(owner: object, name: str, value: Any, least: int) -> None:
-    """GraphError unless it is a whole number of at least ``least``."""
+    """GraphError unless it is an integer of at least ``least``."""
     given = plain(value)
     if type(given) is not int or given < least:
         raise GraphError(

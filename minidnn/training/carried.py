@@ -1,4 +1,8 @@
-"""Networks of other kinds as layers that train: ONNX files, graphs, PyTorch's modules."""
+"""Makes networks that are no layers trainable: ONNX files, graphs, PyTorch's modules.
+
+:func:`as_layer` wraps what :func:`minidnn.compile` takes in a layer whose parameters are the
+constants of the captured graph, so that the rest of training knows layers alone.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +36,22 @@ def as_layer(network: Any, shape: Shapes | None) -> tuple[Layer, Shapes]:
                 "shape=None; valid is the input's shape with the batch, such as (16, 3, 224, 224)"
             )
         return network, shape
-    found = CarriedNetwork(network, shape)
-    return found, [list(each) for each in found.shapes]
+    layer = CarriedNetwork(network, shape)
+    return layer, [list(sizes) for sizes in layer.shapes]
 
 
 class _Normalization(BatchNorm2d):
-    """A batch normalization of a graph, of inputs of any rank."""
+    """A batch normalization node of a graph as a layer, for inputs of rank 2 to 5."""
 
     ranks = (2, 3, 4, 5)  # type: ignore[assignment]
 
 
 class CarriedNetwork(Layer):
-    """What a graph computes, with its constants as parameters.
+    """A captured graph as a layer, with its constants as parameters.
 
-    Floating-point constants with at least one axis and more than one element are trained, by the
-    names that they have in the graph; statistics of batch normalizations are those of the batch in
-    training, and are stored, unless they are frozen.
+    Floating-point constants with at least one axis and more than one element are trained, under the
+    names that they have in the graph.  Batch normalizations take the batch's statistics in training
+    and store running statistics, unless they are frozen.
 
     Args:
         source: whatever :func:`minidnn.compile` takes.
@@ -65,7 +69,7 @@ class CarriedNetwork(Layer):
         self._source, self._graphs = (source,), {self.shapes: graph}
         self._declared = [(value.name, value.shape[1:], value.dtype) for value in graph.inputs]
         fixed = _fixed(source)
-        #: By the names of constants: where they are kept as parameters.
+        #: Attributes that hold parameters by names of constants, and layers by names of nodes.
         self._places: dict[str, str] = {}
         for node in graph.nodes:
             if _is_normalization(node):
@@ -74,16 +78,18 @@ class CarriedNetwork(Layer):
         outside = {v for node in graph.nodes if not _is_normalization(node) for v in node.inputs}
         for constant in graph.constants:
             if _trains(constant) and (constant in outside or constant not in inside):
-                self._places[constant.name] = place = self._free(constant.name)
-                found = Parameter(constant.data, trainable=constant.name not in fixed)
-                setattr(self, place, found)
+                self._places[constant.name] = attribute = self._free(constant.name)
+                parameter = Parameter(constant.data, trainable=constant.name not in fixed)
+                setattr(self, attribute, parameter)
 
     def _free(self, name: str) -> str:
+        """An attribute name that is not in use yet: ``name``, with underscores added if need be."""
         while hasattr(type(self), name) or name in vars(self):
             name += "_"
         return name
 
     def _add_normalization(self, node: Node, fixed: Collection[str]) -> None:
+        """Adds a layer for a batch normalization node, with its constants as parameters."""
         weight, bias, mean, var = (value for value in node.inputs[1:])
         layer = _Normalization(weight.shape[0], node.op.eps)  # type: ignore[attr-defined]
         for name, value in zip(
@@ -94,11 +100,11 @@ class CarriedNetwork(Layer):
             trains = name in ("weight", "bias") and value.name not in fixed
             array = np.asarray(value.data)  # type: ignore[attr-defined]
             setattr(layer, name, Parameter(array, trainable=trains))
-        own, dot, last = weight.name.rpartition(".")
-        name = own if dot and last == "weight" and own not in vars(self) else node.name
-        place = self._free(name.replace("@", "_"))
-        self._places[node.name] = place
-        setattr(self, place, layer)
+        prefix, dot, last = weight.name.rpartition(".")
+        name = prefix if dot and last == "weight" and prefix not in vars(self) else node.name
+        attribute = self._free(name.replace("@", "_"))
+        self._places[node.name] = attribute
+        setattr(self, attribute, layer)
 
     def _declared_inputs(self) -> Declared | None:
         return tuple(self._declared)
@@ -116,63 +122,75 @@ class CarriedNetwork(Layer):
             operands = [self._value(values, value) for value in node.inputs]
             with trace.scope(node.source, leaf=True):
                 values.update(zip(node.outputs, trace.apply(node.op, *operands), strict=True))
-        found = [self._value(values, value) for value in graph.outputs]
+        results = [self._value(values, value) for value in graph.outputs]
         if graph.output_names is not None:
-            return dict(zip(graph.output_names, found, strict=True))
-        return found[0] if len(found) == 1 else tuple(found)
+            return dict(zip(graph.output_names, results, strict=True))
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _value(self, values: dict[Value, Value], value: Value) -> Value:
-        found = values.get(value)
-        if found is None:
+        """The value that stands for a value of the graph in the trace, made at first use for
+        constants.
+        """
+        known = values.get(value)
+        if known is None:
             assert isinstance(value, Constant)
-            place = self._places.get(value.name) if _trains(value) else None
-            if place is not None:
-                stored = self.parameter(place)
+            attribute = self._places.get(value.name) if _trains(value) else None
+            if attribute is not None:
+                stored = self.parameter(attribute)
                 assert stored is not None
-                found = stored
+                known = stored
             else:
                 data = value
-                found = current_trace().constant(
+                known = current_trace().constant(
                     value, value.name, value.type, lambda: np.asarray(data.data)
                 )
-            values[value] = found
-        return found
+            values[value] = known
+        return known
 
     def _graph(self, shapes: Inputs) -> Graph:
-        found = self._graphs.get(shapes)
-        if found is None:
-            found = _captured(self._source[0], [list(shape) for shape in shapes])
-            own = {c.name: c for c in self._graphs[self.shapes].constants if _trains(c)}
-            for constant in found.constants:
-                before = own.get(constant.name)
-                if before is not None and not np.array_equal(before.data, constant.data):
+        """The graph for inputs of these shapes; GraphError if its weights differ from the first
+        graph's.
+        """
+        graph = self._graphs.get(shapes)
+        if graph is None:
+            graph = _captured(self._source[0], [list(shape) for shape in shapes])
+            constants = {c.name: c for c in self._graphs[self.shapes].constants if _trains(c)}
+            for constant in graph.constants:
+                first = constants.get(constant.name)
+                if first is not None and not np.array_equal(first.data, constant.data):
                     raise GraphError(
-                        f"network {found.name}: its weight {constant.name!r} is another one for "
+                        f"network {graph.name}: its weight {constant.name!r} is another one for "
                         f"inputs of shape {', '.join(map(str, shapes))} than for "
                         f"{', '.join(map(str, self.shapes))}; valid are batches of that size"
                     )
-            self._graphs[shapes] = found
-        return found
+            self._graphs[shapes] = graph
+        return graph
 
 
 def _captured(source: Any, shape: Any) -> Graph:
-    """The graph for evaluation, in whose normalizations training takes the batch's statistics."""
+    """The graph of a source in evaluation mode; training gives its normalizations the batch's
+    statistics.
+    """
     with in_evaluation(source):
         return graph_of(source, shape)
 
 
 def _is_normalization(node: Node) -> bool:
+    """Whether a node is a batch normalization whose weights and statistics are constants."""
     return isinstance(node.op, ops.BatchNorm) and all(
         isinstance(value, Constant) for value in node.inputs[1:]
     )
 
 
 def _trains(constant: Constant) -> bool:
+    """Whether a constant is trained, by its type."""
     return constant.dtype in FLOATS and constant.type.rank > 0 and constant.type.size > 1
 
 
 def _fixed(source: Any) -> set[str]:
-    """The names of what a module itself does not train; a warning says what it loses."""
+    """The names of a module's parameters and buffers that are not trained.  Warns of dropout and of
+    normalizations in evaluation mode, which train otherwise here.
+    """
     if not callable(getattr(source, "named_parameters", None)):
         return set()
     dropping = [
@@ -200,5 +218,5 @@ def _fixed(source: Any) -> set[str]:
             MiniDNNWarning,
             stacklevel=5,
         )
-    frozen = {name for name, each in source.named_parameters() if not each.requires_grad}
+    frozen = {name for name, parameter in source.named_parameters() if not parameter.requires_grad}
     return frozen | {name for name, _ in source.named_buffers()}

@@ -1,4 +1,9 @@
-"""Checkpoints: a trainer's states in a safetensors file, and the rest as JSON in its header."""
+"""Writes and reads checkpoints: a trainer's states in a safetensors file, the rest as JSON in its
+header.
+
+The header has the optimizer's name, how far training has come, the history and the loader's state;
+a digest of all of it and of the arrays tells a damaged file.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +31,12 @@ from minidnn.weights.safetensors import (
 )
 from minidnn.weights.trained import KEY, renamed, state_name
 
+#: The format that is written, and the older one that can be read as well.
 _FORMAT = 3
 _BEFORE = 2
 #: The kind of states that metrics keep of an epoch that is not over.
 _MEASURED = "measured"
+#: How many differences between a checkpoint and a trainer a message lists.
 _FEW = 4
 
 
@@ -39,9 +46,9 @@ def writing(
     measured: Mapping[str, np.ndarray],
     preparation: Preparation | None = None,
 ) -> Callable[[], None]:
-    """What writes the trainer as it now is; see :meth:`Trainer.save`.
+    """A function that writes the trainer as it is now, from copies; see :meth:`Trainer.save`.
 
-    ``measured`` is what metrics keep of the epoch so far.
+    ``measured`` has the states of metrics of the epoch so far.
     """
     with trainer.store.lock:
         arrays = {name: array.copy() for name, array in trainer.store.items()}
@@ -59,7 +66,7 @@ def writing(
         "loader": trainer.place_of_loader(),
     }
     if known["loader"] is not None:
-        json.dumps(known["loader"])  # here, where its error is told to who asks
+        json.dumps(known["loader"])  # an error comes here, and not in a writer's thread
     return partial(_write, path, known, arrays, preparation)
 
 
@@ -69,12 +76,16 @@ def _write(
     arrays: dict[str, np.ndarray],
     preparation: Preparation | None,
 ) -> None:
+    """Writes a header and arrays, with their digest."""
     known["sha256"] = _digest(known, arrays)
     save_weights(arrays, path, {KEY: json.dumps(known)}, preparation=preparation)
 
 
 def read(trainer: Any, path: str | os.PathLike[str]) -> None:
-    """See :meth:`Trainer.restore`.  Nothing is changed unless everything fits."""
+    """Reads a checkpoint into a trainer, which stays as it is unless everything fits.
+
+    See :meth:`Trainer.restore`.
+    """
     file = MappedFile(path)
     text = read_metadata(file).get(KEY) if looks_like_safetensors(file) else None
     if text is None:
@@ -84,59 +95,67 @@ def read(trainer: Any, path: str | os.PathLike[str]) -> None:
     if known.pop("sha256") != _digest(known, arrays):
         raise WeightsError(f"{path}: its numbers are not those that were saved: it is damaged")
     arrays = renamed(arrays) if known["format"] == _BEFORE else arrays
-    kind = state_name(_MEASURED)
-    measured = {name[len(kind) :]: arrays.pop(name) for name in [*arrays] if name.startswith(kind)}
+    begin = state_name(_MEASURED)
+    measured = {
+        name[len(begin) :]: arrays.pop(name) for name in [*arrays] if name.startswith(begin)
+    }
     waiting = _of_frozen(trainer, known, arrays)
     for name in waiting:
         del arrays[name]
-    new = _of_unfrozen(trainer, known, arrays)
-    _check(trainer, path, known, arrays | new)
-    for name, array in {**arrays, **new}.items():
+    added = _of_unfrozen(trainer, known, arrays)
+    _check(trainer, path, known, arrays | added)
+    for name, array in {**arrays, **added}.items():
         trainer.store[name] = array
     trainer.trained.restore(known.get("begun"), waiting)
     for name, value in known["progress"].items():
         setattr(trainer.progress, name, value)
     trainer.history[:] = known["history"]
     trainer.loader_state = known["loader"]
-    trainer.measured.take(measured if trainer.rank == 0 else {})  # they are those of all ranks
+    trainer.measured.take(measured if trainer.rank == 0 else {})  # of all ranks already
 
 
 def read_parameters(
     trainer: Any, path: str | os.PathLike[str], without: str | Sequence[str]
 ) -> None:
-    """See :meth:`Trainer.restore`."""
+    """Reads parameters and statistics alone, except those of the layers ``without``.
+
+    See :meth:`Trainer.restore`.
+    """
     twin = copy.deepcopy(trainer.network)
     twin.load_state_dict(load_weights(os.path.abspath(path)), without=without)
-    left = [without] if isinstance(without, str) else list(without)
+    excluded = [without] if isinstance(without, str) else list(without)
     for name, parameter in twin.named_parameters():
-        if any(name == each or name.startswith(f"{each}.") for each in left):
+        if any(name == each or name.startswith(f"{each}.") for each in excluded):
             continue
-        for held in (name, state_name("average", name)):
-            if held in trainer.store:
-                trainer.store[held] = parameter.bind(name)()
+        for state in (name, state_name("average", name)):
+            if state in trainer.store:
+                trainer.store[state] = parameter.bind(name)()
 
 
 def _of_frozen(
     trainer: Any, known: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """What was kept for parameters that are frozen now, and statistics that only layers have which
-    are trained: it waits until they are."""
-    own = [name for name, _ in trainer.network.named_parameters()]
+    """The arrays that wait until their parameters are trained: states kept for parameters that are
+    frozen now, and statistics that the step does not use until then.
+    """
+    names = [name for name, _ in trainer.network.named_parameters()]
     trained = {name for name, _ in trainer.network.trainable_parameters()}
     begun = known.get("begun") or {}
-    kept = of_parameters(arrays, own)
+    kept = of_parameters(arrays, names)
     return {
         state: np.array(array)
         for state, array in arrays.items()
         if state not in trainer.store
-        and (state in own or (kept.get(state) in begun and kept[state] not in trained))
+        and (state in names or (kept.get(state) in begun and kept[state] not in trained))
     }
 
 
 def _of_unfrozen(
     trainer: Any, known: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """What is kept for parameters that were frozen until the checkpoint, as it begins."""
+    """The initial states of parameters that were frozen when the checkpoint was written and are
+    trained now.
+    """
     begun = known.get("begun")
     if begun is None:
         return {}
@@ -154,7 +173,9 @@ def _of_unfrozen(
 
 
 def _header(path: Any, text: str) -> dict[str, Any]:
-    """What the header says, each entry of the right type; WeightsError if it is none."""
+    """The header as a mapping with entries of the right types; WeightsError if it is no such
+    header.
+    """
     try:
         known = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -198,10 +219,10 @@ def _is_progress(value: Any) -> bool:
     )
 
 
-#: What a header of format 2 has not.
+#: Entries that a header of format 2 may lack.
 _SINCE = ("begun",)
 
-#: What a header must have: what is right, and what is valid in words.
+#: The entries of a header: a check of each, and what is valid in words.
 _ENTRIES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "sha256": (_is_text, "a text"),
     "network": (_is_text, "a text"),
@@ -225,11 +246,11 @@ def _check(
     problems = [f"missing: {name}" for name in store if name not in arrays]
     problems += [f"unexpected: {name}" for name in arrays if name not in store]
     for name in store:
-        held, given = store[name], arrays.get(name, store[name])
-        if (given.shape, given.dtype) != (held.shape, held.dtype):
+        expected, array = store[name], arrays.get(name, store[name])
+        if (array.shape, array.dtype) != (expected.shape, expected.dtype):
             problems.append(
-                f"{name} is {given.dtype}{list(given.shape)}, valid is "
-                f"{held.dtype}{list(held.shape)}"
+                f"{name} is {array.dtype}{list(array.shape)}, valid is "
+                f"{expected.dtype}{list(expected.shape)}"
             )
     if known["accumulate"] != trainer.accumulate:
         problems.append(f"accumulate={known['accumulate']}, valid is {trainer.accumulate}")
@@ -247,9 +268,9 @@ def _check(
 
 
 def _digest(known: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    """Of the header and of all arrays, so that a change of either is seen."""
-    found = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+    """The SHA-256 of the header and of all arrays, which finds a change of either."""
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
     for name in sorted(arrays):
-        found.update(name.encode() + b"\0")
-        found.update(np.ascontiguousarray(arrays[name]).tobytes())
-    return found.hexdigest()
+        digest.update(name.encode() + b"\0")
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return digest.hexdigest()

@@ -1,5 +1,7 @@
-"""Epochs: what :meth:`Trainer.fit` does with batches and callbacks, and what epochs and evaluations
-measure: means over samples, and metrics of all of them.
+"""Runs the epochs of :meth:`Trainer.fit`: batches, callbacks, interrupts, and each epoch's record.
+
+A record has means of losses and measures over samples, and metrics of the whole epoch, which
+:class:`SetMeasures` keeps; both can be combined over ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class FitArguments:
-    """What :meth:`Trainer.fit` is given."""
+    """The arguments of :meth:`Trainer.fit`."""
 
     train: Iterable[Any]
     epochs: int
@@ -40,49 +42,51 @@ class FitArguments:
 
 
 def run(trainer: Any, given: FitArguments) -> None:
-    """Trains until so many epochs were made in all; see :meth:`Trainer.fit`."""
+    """Trains until ``given.epochs`` epochs are complete in all; see :meth:`Trainer.fit`."""
     trainer.stop, trainer.halt, trainer.interrupted = False, None, False
     trainer.loader, trainer.place = given.train, None
     trainer.place = trainer.loader_is_at()
     try:
-        for each in given.callbacks:
-            each.begin(trainer, given.epochs)
+        for callback in given.callbacks:
+            callback.begin(trainer, given.epochs)
         trainer.place = trainer.loader_is_at()
         while trainer.progress.epoch < given.epochs and not trainer.stop:
             _epoch(trainer, given)
             _look_at_halt(trainer)
-        for each in given.callbacks:
-            each.finished(trainer)
+        for callback in given.callbacks:
+            callback.finished(trainer)
     except KeyboardInterrupt:
         if trainer.group is not None and trainer.halt is None:
             raise
         # The loader may have given a batch that was not trained on.
         trainer.interrupted, trainer.loader_state = True, trainer.place
-        for each in given.callbacks:
-            each.interrupted(trainer)
+        for callback in given.callbacks:
+            callback.interrupted(trainer)
     finally:
-        for each in given.callbacks:
-            each.end(trainer)
+        for callback in given.callbacks:
+            callback.end(trainer)
         trainer.place = None
 
 
 def _look_at_halt(trainer: Any) -> None:
+    """Raises KeyboardInterrupt if training is to end after this step."""
     if trainer.halt is not None:
         raise KeyboardInterrupt
 
 
 def _epoch(trainer: Any, given: FitArguments) -> None:
+    """Trains for the rest of an epoch, evaluates, and adds its record to the history."""
     at, begin = trainer.progress, time.perf_counter()
-    seen = 0
+    samples = 0
     for batches in launches(_batches(trainer, given.train), trainer.steps_per_launch):
         with interrupts_wait():
             told, error = take(trainer, batches, given.stop_on_nan)
-        seen += sum(batch.samples for batch in batches)
+        samples += sum(batch.samples for batch in batches)
         try:
             for trainer.progress, trainer.last in told:
                 trainer.launched = at
-                for each in given.callbacks:
-                    each.after_step(trainer)
+                for callback in given.callbacks:
+                    callback.after_step(trainer)
         finally:
             trainer.progress, trainer.launched = at, None
         if error is not None:
@@ -95,10 +99,10 @@ def _epoch(trainer: Any, given: FitArguments) -> None:
     record |= totalled(trainer.objective, at.sums, at.samples)
     record |= _measured(trainer)
     record |= {"rate": trainer.optimizer.rate(max(0, at.steps - 1)), "seconds": seconds}
-    record["images_per_second"] = seen / seconds
+    record["images_per_second"] = samples / seconds
     if given.validate is not None:
-        found = trainer.evaluate(_until_halt(trainer, given.validate))
-        numbers, tables = _numbers_and_tables(found)
+        evaluated = trainer.evaluate(_until_halt(trainer, given.validate))
+        numbers, tables = _numbers_and_tables(evaluated)
         record |= {f"validation_{name}": number for name, number in numbers.items()}
         trainer.tables |= {f"validation_{name}": table for name, table in tables.items()}
     with interrupts_wait():
@@ -106,12 +110,12 @@ def _epoch(trainer: Any, given: FitArguments) -> None:
         trainer.measured.states = {}
         trainer.history.append(record)
         trainer.place = trainer.loader_is_at()
-    for each in given.callbacks:
-        each.after_epoch(trainer, record)
+    for callback in given.callbacks:
+        callback.after_epoch(trainer, record)
 
 
 def _measured(trainer: Any) -> Record:
-    """What metrics of the whole epoch come to; arrays become tables of the trainer."""
+    """The metrics of the whole epoch that are numbers; arrays become the trainer's tables."""
     measured = copy(trainer.measured)
     if trainer.group is not None:
         measured.gather(trainer.group)
@@ -120,19 +124,23 @@ def _measured(trainer: Any) -> Record:
 
 
 def _until_halt(trainer: Any, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yields batches for evaluation; raises KeyboardInterrupt once training is to end."""
     for batch in trainer.feeding.pairs("evaluate", batches):
         _look_at_halt(trainer)
         yield batch
 
 
 def _batches(trainer: Any, train: Iterable[Any]) -> Iterator[Batch]:
+    """Yields the batches of the epoch, with the loader's state after each."""
     for x, target in _rest(trainer, train):
         inputs, shapes = trainer.feeding.inputs(x)
         yield Batch(x, target, inputs, shapes, trainer.loader_is_at())
 
 
 def _rest(trainer: Any, train: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
-    """What is left of the epoch: all of it, unless a checkpoint was read within one."""
+    """The batches of the epoch that are not trained on yet: all, unless a checkpoint was read
+    within it.
+    """
     state, trainer.loader_state = trainer.loader_state, None
     restore: Callable[[Any], None] | None = getattr(train, "restore", None)
     if restore is not None:
@@ -144,41 +152,42 @@ def _rest(trainer: Any, train: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Has Ctrl-C wait for the end, so that what belongs together is done or not; a second one does
-    not wait.
+    """Delays Ctrl-C until the block is done, so that what belongs together happens as a whole; a
+    second Ctrl-C is not delayed.
 
-    Python sees a signal when native code returns: a step's states have changed by then, and what
-    counts the steps has not.
+    Python handles a signal when native code returns: the states of a step have changed by then, and
+    the counts of steps have not.
     """
-    usual = signal.getsignal(signal.SIGINT)
-    if current_thread() is not main_thread() or not callable(usual):
-        yield  # there is no such signal here, or none that raises
+    handler = signal.getsignal(signal.SIGINT)
+    if current_thread() is not main_thread() or not callable(handler):
+        yield  # this thread gets no signals, or Ctrl-C has no handler in Python
         return
-    came: list[int] = []
+    arrived: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        if len(came) > 1:
-            usual(number, frame)
+        arrived.append(number)
+        if len(arrived) > 1:
+            handler(number, frame)
 
     signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
-    if came:
-        usual(came[0], None)
+        signal.signal(signal.SIGINT, handler)
+    if arrived:
+        handler(arrived[0], None)
 
 
+#: Between the names of a metric and of one of its states, in checkpoints.
 _SEPARATOR = "/"
 
 
 class SetMeasures:
-    """What metrics keep of the batches so far.
+    """The states that metrics of whole sets keep of the batches so far.
 
     Args:
-        objective: whose metrics these are.
-        feeding: what batches mean.
+        objective: has the metrics.
+        feeding: knows the shapes of outputs.
     """
 
     def __init__(self, objective: Objective, feeding: Feeding) -> None:
@@ -193,7 +202,7 @@ class SetMeasures:
         targets: Sequence[Any],
         shapes: tuple[tuple[int, ...], ...],
     ) -> None:
-        """Takes in a batch: what the program gave, and its targets."""
+        """Adds a batch to the states: the results of its program, and its targets."""
         for measure in self._metrics:
             metric: Any = measure.function
             seen: list[np.ndarray] = []
@@ -205,16 +214,16 @@ class SetMeasures:
             self.states[measure.name] = merged(metric, self.states.get(measure.name), new)
 
     def results(self) -> dict[str, Any]:
-        """What the metrics come to, by name: numbers and arrays."""
-        found = {}
+        """The metrics of all batches so far, by name: numbers and arrays."""
+        results = {}
         for measure in self._metrics:
             if measure.name in self.states:
                 metric: Any = measure.function
-                found[measure.name] = metric.result(self.states[measure.name])
-        return found
+                results[measure.name] = metric.result(self.states[measure.name])
+        return results
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What is kept, by names for a file."""
+        """The states as arrays, by their names in a checkpoint."""
         return {
             f"{name}{_SEPARATOR}{key}": np.asarray(array)
             for name, states in self.states.items()
@@ -222,60 +231,64 @@ class SetMeasures:
         }
 
     def take(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Sets what :meth:`arrays` gave; what is of no metric of these is left out."""
-        found: dict[str, dict[str, np.ndarray]] = {}
+        """Sets the states from :meth:`arrays`; those of other metrics are left out."""
+        states: dict[str, dict[str, np.ndarray]] = {}
         known = {measure.name for measure in self._metrics}
         for name, array in arrays.items():
             metric, _, key = name.rpartition(_SEPARATOR)
             if metric in known:
-                found.setdefault(metric, {})[key] = np.array(array)
-        self.states = dict(found)
+                states.setdefault(metric, {})[key] = np.array(array)
+        self.states = dict(states)
 
     def gather(self, group: Any) -> None:
-        """Joins what all ranks keep, of which each keeps all then."""
-        found = {}
+        """Combines the states of all ranks; each rank has the combined states then."""
+        gathered = {}
         for measure in self._metrics:
             metric: Any = measure.function
-            found[measure.name] = {
+            gathered[measure.name] = {
                 key: (_summed if metric.adds else _joined)(group, array)
                 for key, array in sorted(self.states.get(measure.name, {}).items())
             }
-        self.states = {name: states for name, states in found.items() if states}
+        self.states = {name: states for name, states in gathered.items() if states}
 
 
 def over_ranks(
     group: Any, sums: Mapping[str, float], samples: int, names: Iterable[str]
 ) -> tuple[dict[str, float], int]:
-    """The sums of all ranks by these names, and the samples of all.
+    """The sums over all ranks by these names, and the samples of all ranks.
 
-    What counts is known of the ranks that have it, of others it is their samples.
+    A hidden count is summed if any rank has it; a rank without it adds its samples.
     """
-    every = [*names]
-    hidden = [HIDDEN + name for name in every]
-    own = [*(sums.get(n, 0.0) for n in every), *(sums.get(n, float(samples)) for n in hidden)]
-    there = [float(name in sums) for name in hidden]
-    found = group.sum_of([*own, *there, samples])
-    many = len(every)
-    means = dict(zip(every, found[:many], strict=True))
-    counts = zip(hidden, found[many : 2 * many], found[2 * many : -1], strict=True)
-    return means | {name: count for name, count, is_there in counts if is_there}, int(found[-1])
+    wanted = [*names]
+    hidden = [HIDDEN + name for name in wanted]
+    values = [*(sums.get(n, 0.0) for n in wanted), *(sums.get(n, float(samples)) for n in hidden)]
+    is_counted = [float(name in sums) for name in hidden]
+    totals = group.sum_of([*values, *is_counted, samples])
+    size = len(wanted)
+    means = dict(zip(wanted, totals[:size], strict=True))
+    counts = zip(hidden, totals[size : 2 * size], totals[2 * size : -1], strict=True)
+    return means | {name: count for name, count, is_there in counts if is_there}, int(totals[-1])
 
 
 def _summed(group: Any, array: np.ndarray) -> np.ndarray:
-    found = np.array(group.sum_of(np.asarray(array, np.float64).reshape(-1).tolist()))
-    return found.reshape(array.shape).astype(array.dtype)
+    """An array summed over all ranks."""
+    total = np.array(group.sum_of(np.asarray(array, np.float64).reshape(-1).tolist()))
+    return total.reshape(array.shape).astype(array.dtype)
 
 
 def _joined(group: Any, array: np.ndarray) -> np.ndarray:
-    """The arrays of all ranks one behind the other: each adds zeros in the places of others."""
-    own = [0.0] * group.size
-    own[group.place.rank] = float(len(array))
-    counts = [int(count) for count in group.sum_of(own)]
-    whole = np.zeros((sum(counts), *array.shape[1:]), np.float64)
+    """The arrays of all ranks, concatenated along axis 0.
+
+    Each rank fills its rows of an array of zeros, and the sum over ranks has all rows.
+    """
+    lengths = [0.0] * group.size
+    lengths[group.place.rank] = float(len(array))
+    counts = [int(count) for count in group.sum_of(lengths)]
+    rows = np.zeros((sum(counts), *array.shape[1:]), np.float64)
     begin = sum(counts[: group.place.rank])
-    whole[begin : begin + len(array)] = array
-    found = np.array(group.sum_of(whole.reshape(-1).tolist()))
-    return found.reshape(whole.shape).astype(array.dtype)
+    rows[begin : begin + len(array)] = array
+    total = np.array(group.sum_of(rows.reshape(-1).tolist()))
+    return total.reshape(rows.shape).astype(array.dtype)
 
 
 def public(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,15 +297,18 @@ def public(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def totalled(objective: Objective, sums: Mapping[str, float], samples: int) -> dict[str, float]:
-    """The means over samples by name; that of all losses is made of the means of each, which may
-    count otherwise."""
-    found = means(sums, samples)
-    if objective.totals and all(name in found for name in objective.totals):
-        found["loss"] = sum(f * found[name] for name, f in objective.totals.items())
-    return found
+    """The means over samples by name.
+
+    The mean of all losses is the weighted sum of the means of each, since these may be taken over
+    different counts.
+    """
+    results = means(sums, samples)
+    if objective.totals and all(name in results for name in objective.totals):
+        results["loss"] = sum(factor * results[name] for name, factor in objective.totals.items())
+    return results
 
 
 def _numbers_and_tables(found: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Which results are numbers, and which are arrays."""
+    """Splits results into numbers and arrays."""
     tables = {name: value for name, value in found.items() if np.ndim(value)}
     return {n: float(v) for n, v in found.items() if n not in tables}, tables

@@ -1,4 +1,8 @@
-"""From the batches that loaders give to the inputs and targets of a program."""
+"""Reads the batches of a user's loader: inputs and targets in the order of a program's inputs.
+
+A batch may be a pair, a tuple or a mapping, of NumPy arrays or of arrays in a GPU's memory.
+:class:`Feeding` finds its arrays by position or by name, and checks their shapes and dtypes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from minidnn.layers.layer import Layer
 from minidnn.training.losses import Loss
 from minidnn.training.objective import Objective, takes
 
-#: What loaders of others call the input and the target of networks that have one of each.
+#: Keys that common loaders use for the input and the target, where there is one of each.
 _INPUTS = ("x", "input", "inputs", "image", "images", "img", "data", "pixel_values", "features")
 _TARGETS = ("y", "target", "targets", "label", "labels", "class", "t")
 
@@ -23,12 +27,14 @@ _PAIRS = "valid is an iterable of pairs: the inputs of a batch, and its targets"
 
 
 class Feeding:
-    """What batches mean for a network and an objective.
+    """Finds the inputs and the targets of batches, for a network and an objective.
+
+    A trainer makes one, and asks it at every step.
 
     Args:
         network: any layer.
         shape: of its inputs, as :class:`~minidnn.Trainer` is given it.
-        objective: whose targets batches have.
+        objective: says which targets a batch has, and of which types.
     """
 
     def __init__(self, network: Layer, shape: Shapes, objective: Objective) -> None:
@@ -38,13 +44,13 @@ class Feeding:
         self._network, self._objective = network, objective
         self._names = [name for name, _ in types]
         if declared is None or any(name is None for name, _, _ in declared):
-            own = list(inspect.signature(network.forward).parameters)
-            self._names = own if len(own) == len(types) else self._names
+            parameters = list(inspect.signature(network.forward).parameters)
+            self._names = parameters if len(parameters) == len(types) else self._names
         self._outputs: dict[Any, tuple[Sequence[TensorType], Sequence[str] | None]] = {}
 
     def pairs(self, caller: str, batches: Any) -> Iterator[tuple[Any, Any]]:
-        """The inputs and the targets of batches; GraphError if they are none, or at one that is no
-        batch.
+        """Yields the inputs and the targets of each batch; GraphError if ``batches`` is not
+        iterable, or at an element that is no batch.
 
         A batch is a pair, a tuple of all inputs and targets, or a mapping from their names.
         """
@@ -75,30 +81,34 @@ class Feeding:
 
     def _named(self, where: str, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         inputs = self._found(batch, self._names, _INPUTS)
-        own = self._target_keys(batch)
-        if inputs is not None and own is None:
-            rest = [name for name in batch if name not in inputs]
-            own = rest if len(rest) == 1 else self._found(batch, ["target"], _TARGETS)
-        if inputs is None or own is None:
+        target_keys = self._target_keys(batch)
+        if inputs is not None and target_keys is None:
+            others = [name for name in batch if name not in inputs]
+            target_keys = others if len(others) == 1 else self._found(batch, ["target"], _TARGETS)
+        if inputs is None or target_keys is None:
             raise GraphError(
                 f"{where} has {', '.join(map(repr, batch))}; valid is a mapping with the network's "
                 f"inputs, {', '.join(map(repr, self._names))}, and the targets, "
                 f"{', '.join(map(repr, self.target_names))}, or minidnn.data.Batches(loader, "
                 "function) with a function that makes pairs of its batches"
             )
-        x, t = [batch[name] for name in inputs], [batch[name] for name in own]
+        x, t = [batch[name] for name in inputs], [batch[name] for name in target_keys]
         return tuple(x) if len(x) > 1 else x[0], tuple(t) if len(t) > 1 else t[0]
 
     def _found(
         self, batch: Mapping[str, Any], names: Sequence[str], usual: Sequence[str]
     ) -> list[str] | None:
+        """The keys of a batch that hold these names; None if it has not all of them.
+
+        Where there is one name, a single key among the usual ones stands for it.
+        """
         if all(name in batch for name in names):
             return list(names)
-        some = [name for name in usual if name in batch]
-        return some if len(names) == len(some) == 1 else None
+        present = [name for name in usual if name in batch]
+        return present if len(names) == len(present) == 1 else None
 
     def _target_keys(self, batch: Mapping[str, Any]) -> list[str] | None:
-        """The keys of the targets: their names, or those of the outputs."""
+        """The keys of the targets in a batch: their own names, or the names of the outputs."""
         terms = [term.name for term in self._objective.terms if term.name]
         for names in (self.target_names, terms if self._objective.targets is None else []):
             if names and all(name in batch for name in names):
@@ -107,12 +117,12 @@ class Feeding:
 
     @property
     def target_names(self) -> list[str]:
-        """What targets are called, in order."""
-        own = self._objective.targets
-        return self._objective.target_names(1 if own is None else len(own))
+        """The names of the targets, in order."""
+        types = self._objective.targets
+        return self._objective.target_names(1 if types is None else len(types))
 
     def inputs(self, x: Any) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
-        """Arrays, one for each input, and their shapes; GraphError if they do not fit."""
+        """The arrays of all inputs, in order, and their shapes; GraphError if they do not fit."""
         if isinstance(x, Mapping):
             missing = [name for name in self._names if name not in x]
             if missing or len(x) != len(self._names):
@@ -123,7 +133,7 @@ class Feeding:
             inputs = [x[name] for name in self._names]
         else:
             inputs = list(x) if isinstance(x, (tuple, list)) else [x]
-        shapes = tuple(tuple(np.shape(each)) for each in inputs)
+        shapes = tuple(tuple(np.shape(array)) for array in inputs)
         if [shape[1:] for shape in shapes] != [shape[1:] for shape in self.shapes] or () in shapes:
             raise GraphError(
                 f"x has shapes {', '.join(map(str, shapes))}; valid are "
@@ -132,7 +142,9 @@ class Feeding:
         return inputs, shapes
 
     def inputs_of(self, batches: Any) -> Iterator[Any]:
-        """The inputs of batches, with or without targets, or of arrays that are cut into some."""
+        """Yields the inputs of each batch, whether it has targets or not; arrays are cut into
+        batches.
+        """
         if self._is_input(batches):
             arrays, shapes = self.inputs(batches)
             size = self.shapes[0][0]
@@ -162,41 +174,42 @@ class Feeding:
                 )
 
     def _is_input(self, x: Any) -> bool:
-        """Whether it is all inputs of a batch, by their shapes."""
+        """Whether ``x`` holds all inputs of a batch and nothing else, judged by shapes."""
         if isinstance(x, Mapping):
-            given = [x[name] for name in self._names if name in x]
-            if len(given) != len(x):
+            arrays = [x[name] for name in self._names if name in x]
+            if len(arrays) != len(x):
                 return False
         else:
-            given = list(x) if isinstance(x, (tuple, list)) else [x]
-        if len(given) != len(self.shapes) or not all(hasattr(each, "shape") for each in given):
+            arrays = list(x) if isinstance(x, (tuple, list)) else [x]
+        if len(arrays) != len(self.shapes) or not all(hasattr(array, "shape") for array in arrays):
             return False
-        return [tuple(e.shape)[1:] for e in given] == [s[1:] for s in self.shapes] and all(
-            len(each.shape) for each in given
+        return [tuple(e.shape)[1:] for e in arrays] == [s[1:] for s in self.shapes] and all(
+            len(array.shape) for array in arrays
         )
 
     def targets(
         self, target: Any, shapes: tuple[tuple[int, ...], ...]
     ) -> tuple[list[Any], tuple[TensorType, ...]]:
-        """Arrays, one for each target, and their types; GraphError if they do not fit.
+        """The arrays of all targets, in order, and their types; GraphError if they do not fit.
 
-        One array is the target of all losses.
+        A single array is the target of all losses.
         """
-        names, own = self.target_names, self._objective
-        given = self._listed(target, names)
-        explicit = own.explicit(shapes[0][0], self.shapes[0][0])
-        found = []
-        for i, (name, array) in enumerate(zip(names, given, strict=True)):
+        names, objective = self.target_names, self._objective
+        arrays = self._listed(target, names)
+        explicit = objective.explicit(shapes[0][0], self.shapes[0][0])
+        typed = []
+        for i, (name, array) in enumerate(zip(names, arrays, strict=True)):
             if explicit is not None:
-                found.append(_checked(name, array, [explicit[i]]))
+                typed.append(_checked(name, array, [explicit[i]]))
                 continue
-            term = own.terms[i]
+            term = objective.terms[i]
             outputs, output_names = self.outputs(shapes)
-            output = outputs[own.place(term, outputs, output_names) or 0]
-            found.append(_target_of(name, array, term.loss, output))
-        return [array for array, _ in found], tuple(type for _, type in found)
+            output = outputs[objective.place(term, outputs, output_names) or 0]
+            typed.append(_target_of(name, array, term.loss, output))
+        return [array for array, _ in typed], tuple(type for _, type in typed)
 
     def _listed(self, target: Any, names: Sequence[str]) -> list[Any]:
+        """The arrays of ``target`` in the order of ``names``."""
         if isinstance(target, Mapping):
             terms = [term.name for term in self._objective.terms]
             for keys in (names, terms):
@@ -210,40 +223,42 @@ class Feeding:
             return [target]
         if not isinstance(target, (tuple, list)) and self._objective.targets is None:
             return [target] * len(names)
-        given = list(target)
-        if len(given) != len(names):
-            raise GraphError(f"{len(given)} targets given; valid are {len(names)}")
-        return given
+        targets = list(target)
+        if len(targets) != len(names):
+            raise GraphError(f"{len(targets)} targets given; valid are {len(names)}")
+        return targets
 
     def outputs(
         self, shapes: tuple[tuple[int, ...], ...]
     ) -> tuple[Sequence[TensorType], Sequence[str] | None]:
         """The types and names of the network's outputs for inputs of these shapes."""
-        found = self._outputs.get(shapes)
-        if found is None:
+        described = self._outputs.get(shapes)
+        if described is None:
             graph = self._network._to_graph(list(shapes))
-            found = [output.type for output in graph.outputs], graph.output_names
-            self._outputs[shapes] = found
-        return found
+            described = [output.type for output in graph.outputs], graph.output_names
+            self._outputs[shapes] = described
+        return described
 
     def nothing(self) -> Any:
-        """The network's outputs for no samples."""
+        """The network's outputs for no samples: arrays whose first axis has extent 0."""
         types, names = self.outputs(self.shapes)
-        found = [np.zeros((0, *type.shape[1:]), numpy_dtype(type.dtype)) for type in types]
+        empty = [np.zeros((0, *type.shape[1:]), numpy_dtype(type.dtype)) for type in types]
         if names is not None:
-            return dict(zip(names, found, strict=True))
-        return found[0] if len(found) == 1 else tuple(found)
+            return dict(zip(names, empty, strict=True))
+        return empty[0] if len(empty) == 1 else tuple(empty)
 
     def output_shape(self, term: str | None, shapes: tuple[tuple[int, ...], ...]) -> Sequence[int]:
-        """The shape of the output that a term is of; of none, of the first."""
+        """The shape of the output that the term of this name is computed from; without such a term,
+        the shape of the first output.
+        """
         outputs, names = self.outputs(shapes)
-        own = next((t for t in self._objective.terms if t.name == term), None)
-        place = None if own is None else self._objective.place(own, outputs, names)
-        return outputs[place or 0].shape
+        chosen = next((t for t in self._objective.terms if t.name == term), None)
+        index = None if chosen is None else self._objective.place(chosen, outputs, names)
+        return outputs[index or 0].shape
 
 
 def joined(found: Sequence[Any]) -> Any:
-    """Results of batches one behind the other, on the host."""
+    """Concatenates the results of batches along axis 0, on the host."""
     first = found[0]
     if isinstance(first, Mapping):
         return {name: joined([each[name] for each in found]) for name in first}
@@ -253,17 +268,17 @@ def joined(found: Sequence[Any]) -> Any:
 
 
 def _target_of(name: str, array: Any, loss: Any, output: TensorType) -> tuple[Any, TensorType]:
-    """A target of a loss, in the form that it has, and its type."""
+    """The target in the form that its loss takes, and its type."""
     floats, shape = _kind(array) == "f", tuple(np.shape(array))
     formed = loss.form(floats, shape, output) if isinstance(loss, Loss) else loss
-    found, type = _checked(name, array, takes(formed, output))
+    checked, type = _checked(name, array, takes(formed, output))
     if isinstance(formed, Loss) and not is_on_gpu(array):
         formed.check(np.asarray(array), output)
-    return found, type
+    return checked, type
 
 
 def _kind(array: Any) -> str:
-    """The kind of an array's numbers, of whatever library, as NumPy's dtypes have it."""
+    """The kind of an array's dtype as a letter of NumPy's, whichever library made the array."""
     name = str(getattr(array, "dtype", None) or np.asarray(array).dtype)
     if "float" in name:
         return "f"
@@ -271,8 +286,8 @@ def _kind(array: Any) -> str:
 
 
 def _checked(name: str, target: Any, types: Sequence[TensorType]) -> tuple[Any, TensorType]:
-    """The target as one of these types, by its kind and shape."""
-    is_there = is_on_gpu(target)  # to look at its numbers would be to wait for them
+    """The target as the first of ``types`` that has its kind of numbers and its shape."""
+    is_there = is_on_gpu(target)  # reading its values would wait for the GPU
     array = target if is_there else np.asarray(target)
     kind, shape = _kind(array), tuple(np.shape(array))
     for type in types:
@@ -289,13 +304,13 @@ def _checked(name: str, target: Any, types: Sequence[TensorType]) -> tuple[Any, 
 
 
 def is_on_gpu(array: Any) -> bool:
-    """Whether an array, of whatever library, lies in a GPU's memory."""
+    """Whether an array, of whichever library, is in a GPU's memory."""
     is_cuda = getattr(array, "is_cuda", None)  # PyTorch tells more than CPU or GPU by the other
     return hasattr(array, "__cuda_array_interface__") if is_cuda is None else bool(is_cuda)
 
 
 def on_host(array: Any) -> np.ndarray:
-    """The array itself, or a copy of what lies on a GPU."""
+    """The array itself, or a copy in the host's memory of one that is on a GPU."""
     if is_on_gpu(array):
         array = array.detach().cpu() if hasattr(array, "detach") else array.get()
     return np.asarray(array)

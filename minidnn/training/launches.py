@@ -1,6 +1,7 @@
-"""Batches in launches: several steps at once, where the host is slower than its device.
+"""Groups batches into launches: several steps at once, where the host is slower than its device.
 
-Where a value is not finite, its first source is found.
+It also keeps how far training has come (:class:`Progress`), adds up losses and measures, and finds
+the layer that made the first value that is not finite.
 """
 
 from __future__ import annotations
@@ -30,44 +31,46 @@ def first_not_finite(
     for value, array in zip(graph.inputs, arrays, strict=True):
         if _count(np.asarray(array)):
             return f"{value.name} of the batch has {_told(np.asarray(array))}"
-    held = {state.name: states[state.name].copy() for state in graph.states}
-    for name, array in held.items():
+    copies = {state.name: states[state.name].copy() for state in graph.states}
+    for name, array in copies.items():
         if _count(array):
             return f"{name} has {_told(array)}, since an earlier step"
-    found: list[str] = []
+    sources: list[str] = []
 
     def observe(node: Node, results: tuple[np.ndarray, ...]) -> None:
         for array in results:
-            if not found and _count(array):
-                found.append(f"layer {node.source!r} ({node.op.name}) made {_told(array)}")
+            if not sources and _count(array):
+                sources.append(f"layer {node.source!r} ({node.op.name}) made {_told(array)}")
 
-    evaluate(graph, [np.asarray(array) for array in arrays], dtype, observe, held)
-    return found[0] if found else "computed in NumPy it is finite"
+    evaluate(graph, [np.asarray(array) for array in arrays], dtype, observe, copies)
+    return sources[0] if sources else "computed in NumPy it is finite"
 
 
 def _count(array: np.ndarray) -> int:
+    """How many values of an array are NaN or infinite."""
     return int((~np.isfinite(array)).sum()) if array.dtype.kind == "f" else 0
 
 
 def _told(array: np.ndarray) -> str:
+    """Says how many values of an array are not finite."""
     return f"{_count(array)} of {array.size} values that are NaN or infinite"
 
 
 @dataclass
 class Progress:
-    """How far training has come: all of it that is no state of the graph."""
+    """How far training has come, but for the states of the graph; checkpoints save it."""
 
-    #: Updates of the parameters, and batches, since the beginning.
+    #: Updates of the parameters, and batches, since training began.
     steps: int = 0
     batches: int = 0
-    #: Epochs that are complete; batches and samples of the one that is not, and sums over these.
+    #: Complete epochs; of the epoch that runs: its batches, its samples, and sums over these.
     epoch: int = 0
     position: int = 0
     samples: int = 0
     sums: dict[str, float] = field(default_factory=dict)
 
     def count(self, found: Mapping[str, Any], samples: int) -> None:
-        """One batch more of the epoch."""
+        """Counts a batch of the epoch, and adds its losses and measures to the sums."""
         self.position, self.samples = self.position + 1, self.samples + samples
         add(self.sums, found, samples, self.samples - samples)
 
@@ -76,13 +79,16 @@ class Progress:
         return means(self.sums, self.samples)
 
     def before(self, batches: int) -> Progress:
-        """A copy, as it was so many batches ago but for what :meth:`count` counts."""
+        """A copy in which ``steps`` and ``batches`` are as they were so many batches ago.
+
+        A launch counts both at once for all of its batches; :meth:`count` counts batch by batch.
+        """
         at = (self.epoch, self.position, self.samples, dict(self.sums))
         return Progress(self.steps - batches, self.batches - batches, *at)
 
 
 def means(sums: Mapping[str, float], samples: int) -> dict[str, float]:
-    """What :func:`add` has added, divided by how many samples there were."""
+    """The sums that :func:`add` made, divided by their counts; NaN where nothing counts."""
     return {
         name: (total / count if (count := sums.get(HIDDEN + name, samples)) else nan)
         for name, total in sums.items()
@@ -91,27 +97,37 @@ def means(sums: Mapping[str, float], samples: int) -> dict[str, float]:
 
 
 def add(sums: dict[str, float], found: Mapping[str, Any], count: int, before: int) -> None:
-    """Adds the means of so many samples, or of as much as counts of them, to those before.
+    """Adds the means of a batch to sums over batches, each times what it counts.
 
-    Of a mean that nothing counts in, there is nothing to add.
+    A mean counts by the batch's samples, unless ``found`` has a hidden count for it, under
+    :data:`HIDDEN` and its name.  A mean that counts nothing adds nothing.
+
+    Args:
+        sums: by name, changed in place.
+        found: the results of a program, by name.
+        count: samples of the batch.
+        before: samples of the batches before.
     """
     for name, value in found.items():
         if name.startswith(HIDDEN):
             continue
         hidden = HIDDEN + name
-        own = float(found.get(hidden, count))
+        weight = float(found.get(hidden, count))
         if hidden in found or hidden in sums:
-            sums[hidden] = sums.get(hidden, float(before)) + own
-        sums[name] = sums.get(name, 0.0) + (float(value) * own if own else 0.0)
+            sums[hidden] = sums.get(hidden, float(before)) + weight
+        sums[name] = sums.get(name, 0.0) + (float(value) * weight if weight else 0.0)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of an epoch.
+    """A batch of an epoch, as :meth:`Trainer.fit` trains on it.
 
     Attributes:
-        inputs: what ``x`` has, and their shapes.
-        place: where the loader goes on behind it.
+        x: the inputs as the loader gave them.
+        target: the targets as the loader gave them.
+        inputs: the arrays in ``x``, one for each input of the network.
+        shapes: of ``inputs``.
+        place: the state of the loader after this batch, from which it can go on.
     """
 
     x: Any
@@ -126,60 +142,68 @@ class Batch:
 
 
 def launches(batches: Iterable[Batch], steps: int) -> Iterator[Sequence[Batch]]:
-    """Batches in order, so many of one size at a time; those that are left over by themselves."""
+    """Groups batches, in order: ``steps`` batches of equal shapes make a launch.
+
+    Batches that do not fill a launch come one by one.
+    """
     waiting: list[Batch] = []
     for batch in batches:
         if waiting and waiting[0].shapes != batch.shapes:
-            yield from ([one] for one in waiting)
+            yield from ([single] for single in waiting)
             waiting = []
         waiting.append(batch)
         if len(waiting) == steps:
             yield waiting
             waiting = []
-    yield from ([one] for one in waiting)
+    yield from ([single] for single in waiting)
 
 
 @cache
 def _repeats(kind: type) -> bool:
-    """Whether programs of a class make several runs in a launch.  (To ask a protocol each time
-    takes longer than a launch.)"""
+    """Whether programs of a class take several steps in one launch.
+
+    The answer is cached, since a check against a protocol takes longer than a launch.
+    """
     return issubclass(kind, RepeatingProgram)
 
 
 def repeat(program: Executable, count: int) -> None:
-    """Has a program get ready for launches of so many runs."""
-    made: Any = program.program
-    if _repeats(made.__class__):
-        made.repeat(count)
+    """Prepares a program for launches of ``count`` steps, if its device has such launches."""
+    runtime_program: Any = program.program
+    if _repeats(runtime_program.__class__):
+        runtime_program.repeat(count)
 
 
-#: What callbacks find after a step: how far training has come, its loss and measures.
+#: What callbacks see after a step: how far training has come, and the step's loss and measures.
 Told = tuple[Progress, Mapping[str, Any]]
 
 
 def take(
     trainer: Any, batches: Sequence[Batch], stop_on_nan: bool
 ) -> tuple[list[Told], TrainingError | None]:
-    """Trains on batches of one size in one launch: what there is to tell of each step up to one
-    whose loss is not finite, and its error."""
-    at, left = trainer.progress, len(batches)
-    if left == 1:
+    """Trains on batches of one size in one launch.
+
+    Returns what callbacks are told of each step, and an error.  Under ``stop_on_nan`` the first
+    step with a loss that is not finite ends the list, and the error is about it.
+    """
+    progress, remaining = trainer.progress, len(batches)
+    if remaining == 1:
         trainer.step(batches[0].x, batches[0].target)
-        found: Sequence[Mapping[str, Any]] = [trainer.found]
+        results: Sequence[Mapping[str, Any]] = [trainer.found]
     else:
-        found = _launched(trainer, batches)
+        results = _launched(trainer, batches)
     told: list[Told] = []
-    for batch, last in zip(batches, found, strict=True):
-        left -= 1
-        if stop_on_nan and not isfinite(float(last["loss"])):
-            return told, TrainingError(_not_finite(trainer, batch, last, left))
-        at.count(last, batch.samples)
-        if trainer.measured.states or any(np.ndim(value) for value in last.values()):
+    for batch, result in zip(batches, results, strict=True):
+        remaining -= 1
+        if stop_on_nan and not isfinite(float(result["loss"])):
+            return told, TrainingError(_not_finite(trainer, batch, result, remaining))
+        progress.count(result, batch.samples)
+        if trainer.measured.states or any(np.ndim(value) for value in result.values()):
             targets = trainer.feeding.targets(batch.target, batch.shapes)[0]
-            trainer.measured.see(last, targets, batch.shapes)
+            trainer.measured.see(result, targets, batch.shapes)
         trainer.place = batch.place
-        public = {name: value for name, value in last.items() if not name.startswith(HIDDEN)}
-        told.append((at.before(left) if left else at, public))
+        public = {name: value for name, value in result.items() if not name.startswith(HIDDEN)}
+        told.append((progress.before(remaining) if remaining else progress, public))
     return told, None
 
 
@@ -189,38 +213,39 @@ def _launched(trainer: Any, batches: Sequence[Batch]) -> list[dict[str, Any]]:
     On the CPU and the reference a step is one native call, and they follow each other: there is no
     launch whose cost they could share.
     """
-    at = trainer.progress
-    given = [trainer.feeding.targets(batch.target, batch.shapes) for batch in batches]
-    forms = given[0][1]
-    if any(other != forms for _, other in given):
-        found = []
+    progress = trainer.progress
+    typed_targets = [trainer.feeding.targets(batch.target, batch.shapes) for batch in batches]
+    types = typed_targets[0][1]
+    if any(other != types for _, other in typed_targets):
+        results = []
         for batch in batches:
             trainer.step(batch.x, batch.target)
-            found.append(trainer.found)
-        return found
-    program = trainer._program("step", batches[0].shapes, forms)[1]
+            results.append(trainer.found)
+        return results
+    program = trainer._program("step", batches[0].shapes, types)[1]
     calls = [
-        [*batch.inputs, *targets, *trainer.numbers(at.steps + i)]
-        for i, (batch, (targets, _)) in enumerate(zip(batches, given, strict=True))
+        [*batch.inputs, *targets, *trainer.numbers(progress.steps + i)]
+        for i, (batch, (targets, _)) in enumerate(zip(batches, typed_targets, strict=True))
     ]
     if _repeats(program.program.__class__):
         columns = program.packed(cast(RepeatingProgram, program.program).launch(calls))
-        found = [{name: column[i] for name, column in columns.items()} for i in range(len(calls))]
+        results = [{name: column[i] for name, column in columns.items()} for i in range(len(calls))]
     else:
-        found = [{n: on_host(a) for n, a in program(*call).items()} for call in calls]
-    at.batches, at.steps = at.batches + len(calls), at.steps + len(calls)
-    return found
+        results = [{n: on_host(a) for n, a in program(*call).items()} for call in calls]
+    progress.batches, progress.steps = progress.batches + len(calls), progress.steps + len(calls)
+    return results
 
 
-def _not_finite(trainer: Any, batch: Batch, last: Mapping[str, Any], left: int) -> str:
-    targets, forms = trainer.feeding.targets(batch.target, batch.shapes)
-    graph = trainer.objective.applied(trainer.network, list(batch.shapes), "train", forms=forms)
+def _not_finite(trainer: Any, batch: Batch, last: Mapping[str, Any], remaining: int) -> str:
+    """The message about a loss that is not finite: the batch, and the source of the value."""
+    targets, types = trainer.feeding.targets(batch.target, batch.shapes)
+    graph = trainer.objective.applied(trainer.network, list(batch.shapes), "train", forms=types)
     arrays = list(map(on_host, (*batch.inputs, *targets)))
     dtype = "float64" if trainer.step_program.precision == "float64" else None
-    place = first_not_finite(graph, arrays, trainer.store, dtype)
+    source = first_not_finite(graph, arrays, trainer.store, dtype)
     at = trainer.progress
-    behind = f"; the next {left}, of the same launch, were trained on" if left else ""
+    later = f"; the next {remaining}, of the same launch, were trained on" if remaining else ""
     return (
         f"batch {at.position + 1} of epoch {at.epoch + 1}: the loss is {float(last['loss'])}, and "
-        f"nothing was changed by it{behind}; {place}"
+        f"nothing was changed by it{later}; {source}"
     )

@@ -1,4 +1,9 @@
-"""What training makes small, a loss or several of several outputs, and what it measures."""
+"""The objective of training: the losses, their targets, and what is measured besides.
+
+:class:`Objective` turns the ``loss``, ``metrics`` and ``targets`` of a trainer into terms and
+measures, and adds them behind a network's graph.  The step, evaluation and the reading of batches
+all ask it.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +25,8 @@ from minidnn.training.arguments import check_number
 from minidnn.training.losses import Function, Loss
 from minidnn.training.metrics.metric import Metric
 
-#: What begins the names of results that are not for users: by what a mean counts, and what metrics
-#: of a whole set see of a batch.
+#: Prefix of the names of results that are not for users: the counts that means are weighted by, and
+#: the values of a batch that metrics of whole sets take in.
 HIDDEN = "@"
 
 
@@ -30,9 +35,9 @@ class Term:
     """One of the losses that are added up.
 
     Attributes:
-        name: of the network's output, or its number among them; "" if it is the only loss.
+        name: the name of the network's output, or its index as text; "" for an only loss.
         loss: a :class:`Loss`, or a function of output and target on symbols.
-        factor: what it is multiplied by.
+        factor: the weight of the loss in the sum.
     """
 
     name: str
@@ -40,13 +45,19 @@ class Term:
     factor: float = 1.0
 
     def named(self, word: str) -> str:
-        """A name of something of this term."""
+        """The name of a result or an input of this term, such as its loss or its target."""
         return f"{self.name}_{word}" if self.name else word
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured besides: a function of a term's output and target, or of all of them."""
+    """A function or metric that is measured besides the loss.
+
+    Attributes:
+        name: the name of the result.
+        function: takes an output and a target.
+        term: the name of the term whose output and target these are; None for all of them.
+    """
 
     name: str
     function: Function | Metric
@@ -55,25 +66,25 @@ class Measure:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is made small, and what is measured besides."""
+    """What training minimizes, and what it measures besides."""
 
-    #: A :class:`Loss`, or any function of output and target on symbols; several of them, and by
-    #: what each is multiplied, by the names of outputs, or in their order.
+    #: A :class:`Loss`, or any function of output and target on symbols; or several of them, with
+    #: their factors, by the names of outputs or in their order.
     loss: Any
-    #: By name; those of one of several outputs in a mapping under its name.
+    #: Functions and metrics by name; those of one of several outputs in a mapping under its name.
     metrics: Mapping[str, Any]
-    #: Types of the targets, in order or by name; None for what the loss says, or what it takes.
+    #: Types of the targets, in order or by name; None to take them from the losses.
     targets: Sequence[TensorType] | Mapping[str, TensorType] | None = None
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
-        """The losses, in order."""
+        """The losses that are added up, in order."""
         if callable(self.loss):
             return (Term("", self.loss),)
         if isinstance(self.loss, Mapping):
             items = list(self.loss.items())
         elif isinstance(self.loss, (list, tuple)):
-            items = [(str(i), each) for i, each in enumerate(self.loss)]
+            items = [(str(i), loss) for i, loss in enumerate(self.loss)]
         else:
             items = []
         if not items:
@@ -82,22 +93,22 @@ class Objective:
 
     @cached_property
     def measures(self) -> tuple[Measure, ...]:
-        """What is measured besides."""
-        own = {term.name for term in self.terms if term.name}
-        single = None if own else ""
-        found = []
-        for name, given in self.metrics.items():
-            if isinstance(given, Mapping):
-                if name not in own:
+        """What is measured besides the loss, in order."""
+        terms = {term.name for term in self.terms if term.name}
+        single = None if terms else ""
+        measures = []
+        for name, function in self.metrics.items():
+            if isinstance(function, Mapping):
+                if name not in terms:
                     raise GraphError(
                         f"metrics[{name!r}] is a mapping; valid under a name of an output with a "
-                        f"loss of its own, {', '.join(sorted(own)) or 'of which there is none'}, "
+                        f"loss of its own, {', '.join(sorted(terms)) or 'of which there is none'}, "
                         "else a function"
                     )
-                found += [Measure(f"{name}_{each}", f, name) for each, f in given.items()]
+                measures += [Measure(f"{name}_{each}", f, name) for each, f in function.items()]
             else:
-                found.append(Measure(name, given, single))
-        for measure in found:
+                measures.append(Measure(name, function, single))
+        for measure in measures:
             if not callable(measure.function) and not isinstance(measure.function, Metric):
                 raise GraphError(
                     f"metrics[{measure.name!r}]={measure.function!r:.80}; valid is a metric of "
@@ -108,16 +119,16 @@ class Objective:
                     f"metrics has the name {measure.name!r}; valid is one that is not 'loss' and "
                     f"does not begin with {HIDDEN!r}"
                 )
-        return tuple(found)
+        return tuple(measures)
 
     @property
     def of_sets(self) -> list[str]:
-        """The names of what is measured of whole sets."""
-        return [each.name for each in self.measures if isinstance(each.function, Metric)]
+        """The names of the metrics that are computed over whole sets."""
+        return [measure.name for measure in self.measures if isinstance(measure.function, Metric)]
 
     @property
     def totals(self) -> dict[str, float]:
-        """By what the means of several losses are multiplied, by name, to give that of all."""
+        """The factors of several losses, by the names of their results; empty for an only loss."""
         return {t.named("loss"): t.factor for t in self.terms if t.name}
 
     def applied(
@@ -130,9 +141,10 @@ class Objective:
         forms: Sequence[TensorType] | None = None,
         counted: bool = False,
     ) -> Graph:
-        """The graph of a network with targets as further inputs, whose outputs are the loss and
-        the measures, by name; with statistics over the batches of so many ranks.
+        """The graph of a network with targets as further inputs, whose outputs are the loss and the
+        measures, by name.
 
+        ``ranks`` is the number of ranks over whose batches normalizations take statistics.
         ``forms`` are the types of the targets, by default the first that the losses take.  With
         ``counted`` there are also outputs whose names begin with :data:`HIDDEN`.
         """
@@ -141,8 +153,8 @@ class Objective:
         for types in self._defaults(graph) if forms is None else [forms]:
             try:
                 return self._applied(graph, mode, types, counted)
-            except (GraphError, TypeError, ValueError, IndexError, AttributeError) as found:
-                error = error or found
+            except (GraphError, TypeError, ValueError, IndexError, AttributeError) as caught:
+                error = error or caught
         assert error is not None
         raise error
 
@@ -154,47 +166,48 @@ class Objective:
                 trace.input(type, name)
                 for type, name in zip(types, self.target_names(len(types)), strict=True)
             ]
-            found = self._results(trace, graph, values, counted)
-        return trace.graph(list(found.values()), list(found))
+            results = self._results(trace, graph, values, counted)
+        return trace.graph(list(results.values()), list(results))
 
     def _results(
         self, trace: Trace, graph: Graph, targets: Sequence[Value], counted: bool
     ) -> dict[str, Value]:
-        places = {t.name: self.place(t, graph.outputs, graph.output_names) for t in self.terms}
-        whole = _packed(graph.outputs, graph.output_names), self._packed_targets(targets)
-        pairs: dict[str | None, tuple[Any, Any]] = {None: whole}
+        """The losses and the measures of outputs and targets, by name, as values of the trace."""
+        indices = {t.name: self.place(t, graph.outputs, graph.output_names) for t in self.terms}
+        everything = _packed(graph.outputs, graph.output_names), self._packed_targets(targets)
+        pairs: dict[str | None, tuple[Any, Any]] = {None: everything}
         for term, target in zip(self.terms, targets, strict=False):
-            place = places[term.name]
-            pairs[term.name] = whole if place is None else (graph.outputs[place], target)
-        found: dict[str, Value] = {}
-        several: list[Any] = []
+            index = indices[term.name]
+            pairs[term.name] = everything if index is None else (graph.outputs[index], target)
+        results: dict[str, Value] = {}
+        losses: list[Any] = []
         for term in self.terms:
             output, target = pairs[term.name]
             loss = self._formed(term.loss, output, target)
-            found |= _measured(trace, term.named("loss"), loss, output, target, counted)
-            several.append((term.factor, found[term.named("loss")]))
+            results |= _measured(trace, term.named("loss"), loss, output, target, counted)
+            losses.append((term.factor, results[term.named("loss")]))
         if self.totals:
             with trace.scope("loss", leaf=False):
-                parts = [v if factor == 1.0 else factor * v for factor, v in several]
-                found = {"loss": sum(parts[1:], start=parts[0]), **found}
+                parts = [v if factor == 1.0 else factor * v for factor, v in losses]
+                results = {"loss": sum(parts[1:], start=parts[0]), **results}
         for measure in self.measures:
             if not isinstance(measure.function, Metric):
                 pair = pairs[measure.term]
-                found |= _measured(trace, measure.name, measure.function, *pair, counted)
+                results |= _measured(trace, measure.name, measure.function, *pair, counted)
             elif counted:
                 with trace.scope(measure.name, leaf=False):
                     seen = measure.function.seen(*pairs[measure.term])
-                found |= {f"{HIDDEN}{measure.name}.{i}": value for i, value in enumerate(seen)}
-        return found
+                results |= {f"{HIDDEN}{measure.name}.{i}": value for i, value in enumerate(seen)}
+        return results
 
     def _formed(self, loss: Function, output: Any, target: Any) -> Function:
-        """The loss in the form that the target has."""
+        """The loss in the form for the target's dtype and shape."""
         if not isinstance(loss, Loss) or self.targets is not None:
             return loss
         return loss.form("float" in target.dtype, target.shape, output.type)
 
     def place(self, term: Term, outputs: Sequence[Any], names: Sequence[str] | None) -> int | None:
-        """Which of the outputs a term is of; None for all of them."""
+        """The index of the output that a term is computed from; None for all of them."""
         if not term.name:
             if self.targets is None and len(outputs) != 1:
                 raise GraphError(
@@ -220,6 +233,7 @@ class Objective:
         return ["target"] if many == 1 else [f"target{i}" for i in range(many)]
 
     def _packed_targets(self, targets: Sequence[Value]) -> Any:
+        """The targets as a loss of all outputs takes them: one value, a tuple or a dict."""
         if isinstance(self.targets, Mapping):
             return dict(zip(map(str, self.targets), targets, strict=True))
         if self.targets is None and self.totals:
@@ -229,8 +243,10 @@ class Objective:
         return targets[0] if len(targets) == 1 else tuple(targets)
 
     def explicit(self, batch: int, declared: int) -> list[TensorType] | None:
-        """The types of the targets that a user gave, for a batch: a first axis that is as long as
-        the declared batch follows it."""
+        """The types of the targets that a user gave, for a batch.
+
+        A first axis as long as the declared batch becomes as long as this batch.
+        """
         if self.targets is None:
             return None
         types = self.targets.values() if isinstance(self.targets, Mapping) else self.targets
@@ -240,23 +256,25 @@ class Objective:
         ]
 
     def _defaults(self, graph: Graph) -> Iterator[Sequence[TensorType]]:
-        """Types of targets, in the order in which they are tried."""
+        """Yields types of the targets, in the order in which they are tried."""
         if self.targets is not None:
-            own = self.targets
-            yield list(own.values()) if isinstance(own, Mapping) else list(own)
+            declared = self.targets
+            yield list(declared.values()) if isinstance(declared, Mapping) else list(declared)
             return
         for term in self.terms:
             self.place(term, graph.outputs, graph.output_names)
-        given = [
+        choices = [
             takes(t.loss, graph.outputs[self.place(t, graph.outputs, graph.output_names) or 0].type)
             for t in self.terms
         ]
-        yield from product(*given)
+        yield from product(*choices)
 
 
 def takes(loss: Function, output: TensorType) -> list[TensorType]:
-    """The types of targets that a loss takes for an output.  A function takes numbers like the
-    output, or indices of its classes."""
+    """The types of targets that a loss takes for an output.
+
+    For a function these are the output's own type, and indices of its classes.
+    """
     if isinstance(loss, Loss):
         return [loss.target(output)]
     if output.rank < 2 or output.shape[1] < 2:
@@ -275,27 +293,28 @@ def objective_of(loss: Any, metrics: Any, targets: Targets | None) -> Objective:
         types = {str(name): TensorType(tuple(s), d) for name, (s, d) in targets.items()}
     elif targets is not None:
         types = [TensorType(tuple(s), d) for s, d in targets]
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for term in Objective(loss, {}).terms:
         if isinstance(term.loss, Loss) and targets is None:
             own = dict(term.loss.metrics)
-            found |= {term.name: own} if term.name and own else own if not term.name else {}
+            chosen |= {term.name: own} if term.name and own else own if not term.name else {}
     if isinstance(metrics, (list, tuple)):
-        for each in metrics:
-            if not isinstance(each, Metric):
+        for metric in metrics:
+            if not isinstance(metric, Metric):
                 raise GraphError(
-                    f"metrics has {each!r:.80}; valid in a sequence are metrics of "
+                    f"metrics has {metric!r:.80}; valid in a sequence are metrics of "
                     "minidnn.metrics, and in a mapping also functions, by their names"
                 )
-        metrics = {each.name: each for each in metrics}
+        metrics = {metric.name: metric for metric in metrics}
     for name, given in (metrics or {}).items():
-        if isinstance(given, Mapping) and isinstance(found.get(name), Mapping):
-            given = {**found[name], **given}
-        found[str(name)] = given
-    return Objective(loss, _without_none(found), types)
+        if isinstance(given, Mapping) and isinstance(chosen.get(name), Mapping):
+            given = {**chosen[name], **given}
+        chosen[str(name)] = given
+    return Objective(loss, _without_none(chosen), types)
 
 
 def _without_none(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics without those that a user set to None."""
     return {
         name: _without_none(given) if isinstance(given, Mapping) else given
         for name, given in found.items()
@@ -310,6 +329,7 @@ _VALID = (
 
 
 def _term(name: str, given: Any) -> Term:
+    """The term of an output, from a loss or a pair of a loss and its factor."""
     loss, factor = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, 1.0)
     if not callable(loss):
         raise GraphError(f"loss[{name!r}]={given!r:.80}; {_VALID}")
@@ -320,22 +340,24 @@ def _term(name: str, given: Any) -> Term:
 def _measured(
     trace: Trace, name: str, function: Callable[..., Any], output: Any, target: Any, counted: bool
 ) -> dict[str, Value]:
-    """The number that a function gives, and by what it counts among those of other batches."""
+    """The number that a function gives and, if ``counted``, the count that weights its mean."""
     with trace.scope(name, leaf=False):
-        found = {name: _one_number(name, function(output, target))}
+        results = {name: _one_number(name, function(output, target))}
         count = getattr(function, "counted", None) if counted else None
         if count is not None and (number := count(output, target)) is not None:
-            found[HIDDEN + name] = _one_number(name, number)
-    return found
+            results[HIDDEN + name] = _one_number(name, number)
+    return results
 
 
 def _packed(outputs: Sequence[Value], names: Sequence[str] | None) -> Any:
+    """The outputs as a network returns them: one value, a tuple or a dict."""
     if names is not None:
         return dict(zip(names, outputs, strict=True))
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def _one_number(name: str, value: Any) -> Value:
+    """The value as one without axes; GraphError unless it is a value of one element."""
     if not isinstance(value, Value):
         raise GraphError(
             f"{name} is {value!r:.80} ({type(value).__name__}); valid is a symbolic value of one "
@@ -345,13 +367,13 @@ def _one_number(name: str, value: Any) -> Value:
         raise GraphError(
             f"{name} has shape {value.shape}; valid is one element, such as the mean: x.mean()"
         )
-    found: Value = value if value.type.rank == 0 else value.reshape(())
-    return found
+    scalar: Value = value if value.type.rank == 0 else value.reshape(())
+    return scalar
 
 
 @contextmanager
 def behind(graph: Graph, training: bool = True, described: bool = False) -> Iterator[Trace]:
-    """Records what follows a graph; ``described`` is what a user writes."""
+    """Records what is added to the end of a graph; ``described`` if a user's code writes it."""
     with tracing(graph.name, states=True, training=training) as trace:
         trace.adopt(graph)
         trace.describing = described

@@ -1,4 +1,4 @@
-"""Pictures of a training run as SVG files: curves over epochs, and a matrix of confusions."""
+"""Plots of a training run as SVG files: curves over epochs, and a confusion matrix."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from minidnn.graph.svg import clean
 __all__ = ["confusions", "draw_confusions", "draw_curves"]
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM, _LEGEND = 420, 280, 60, 14, 34, 40, 26
-#: Okabe and Ito's colours, which stay apart for colour-blind readers.
+#: Okabe and Ito's colours, which colour-blind readers can tell apart.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#999999")
-#: With more classes, a matrix has no names; with more than the second number, no counts.
+#: The most classes for which a matrix shows names, and for which it shows counts.
 _NAMED, _COUNTED = 60, 20
 
 
@@ -51,14 +51,14 @@ def draw_curves(
 
 def confusions(target: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
     """How often each class (row) was taken for each (column): (classes, classes), int64."""
-    places = np.asarray(target, np.int64) * classes + np.asarray(predicted, np.int64)
+    cells = np.asarray(target, np.int64) * classes + np.asarray(predicted, np.int64)
     for name, values in (("target", target), ("predicted", predicted)):
         if np.size(values) and not 0 <= np.min(values) <= np.max(values) < classes:
             raise GraphError(
                 f"{name} goes from {np.min(values)} to {np.max(values)}; valid are classes from 0 "
                 f"to {classes - 1}"
             )
-    return np.bincount(places.ravel(), minlength=classes**2).reshape(classes, classes)
+    return np.bincount(cells.ravel(), minlength=classes**2).reshape(classes, classes)
 
 
 def draw_confusions(
@@ -101,15 +101,16 @@ def draw_confusions(
             text = f"{counts[row, column]}"
             body.append(_text(x + cell / 2, y + cell / 2 + 4, text, f' text-anchor="middle"{fill}'))
     for i, name in enumerate(names if size <= _NAMED else ()):
-        place = (i + 0.5) * cell + 4
-        body.append(_text(margin - 5, top + place, name, ' text-anchor="end"'))
-        body.append(_turned(margin + place, bottom + 5, name, "end"))
+        offset = (i + 0.5) * cell + 4
+        body.append(_text(margin - 5, top + offset, name, ' text-anchor="end"'))
+        body.append(_turned(margin + offset, bottom + 5, name, "end"))
     _write(path, margin + side + 12, bottom + margin, body)
 
 
 def _panel(
     title: str, lines: Mapping[str, Sequence[float]], colors: Mapping[str, str], x_label: str
 ) -> Iterator[str]:
+    """Yields the SVG elements of one panel: axes, ticks and lines."""
     values = [float(y) for line in lines.values() for y in line if isfinite(y)] or [0.0]
     ticks = _ticks(min(values), max(values))
     low, high = min(ticks[0], *values), max(ticks[-1], *values)
@@ -138,7 +139,7 @@ def _panel(
             if not isfinite(y):
                 pen = "M"
                 continue
-            # A line of no length shows a point that stands alone.
+            # A line of length 0 shows an isolated point.
             path += f"{pen}{across(epoch):.1f} {down(y):.1f}" + ("h0" if pen == "M" else "")
             pen = "L"
         yield (
@@ -148,7 +149,7 @@ def _panel(
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """About five round numbers around ``low`` to ``high``."""
+    """About five round numbers that cover ``low`` to ``high``."""
     if high <= low:
         low, high = low - abs(low or 1) / 2, low + abs(low or 1) / 2
     raw = (high - low) / 5
@@ -162,6 +163,7 @@ def _text(x: float, y: float, words: str, more: str = "") -> str:
 
 
 def _turned(x: float, y: float, words: str, anchor: str) -> str:
+    """A text rotated to read upwards."""
     return (
         f'<text transform="translate({x:.1f} {y:.1f}) rotate(-90)" text-anchor="{anchor}">'
         f"{clean(words)}</text>"
@@ -169,6 +171,7 @@ def _turned(x: float, y: float, words: str, anchor: str) -> str:
 
 
 def _write(path: str | os.PathLike[str], width: float, height: float, body: list[str]) -> None:
+    """Writes an SVG file of these elements."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" font-family="sans-serif" font-size="11">'

@@ -1,10 +1,11 @@
-"""The graph of a training step: a network, a loss, gradients, and what an optimizer makes of them.
+"""Builds the graph of a training step: a network, a loss, gradients, and an optimizer's updates.
 
 Its inputs are those of the network, the targets, and the optimizer's numbers, such as the learning
-rate; its outputs are the loss and what is measured besides; all that training changes are states,
-the parameters under their names in the network's state dict.
+rate; its outputs are the loss and the measures.  All that training changes is a state of the graph:
+parameters are states under their names in the network's state dict.
 
-Layers are frozen and unfrozen: it is known which parameters are trained, and since which step.
+:class:`TrainedParameters` follows layers that are frozen and unfrozen between steps: which
+parameters are trained, and since which step.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ from minidnn.weights.trained import check_names, state_name
 
 
 class TrainedParameters:
-    """The parameters of a network that are trained.
+    """The parameters of a network that are trained, and the steps at which that began.
 
-    What an optimizer keeps for a parameter begins as 0 when that is first trained, and its
-    corrections count from there, as PyTorch's do.
+    What an optimizer keeps for a parameter begins as 0 when the parameter is first trained, and
+    bias corrections count from that step, as PyTorch's do.
 
     Args:
         network: whose parameters these are.
-        optimizer: what parameters become.
+        optimizer: updates them.
     """
 
     def __init__(self, network: Layer, optimizer: Optimizer) -> None:
         self._network, self._optimizer = network, optimizer
-        #: The step at which each parameter that was ever trained began to be.
+        #: By the names of all parameters that were ever trained: the first step that trained them.
         self.begun: dict[str, int] = {}
-        #: What of a checkpoint is of parameters that are frozen at present.
+        #: Arrays of a checkpoint for parameters that are frozen now, until these are trained.
         self.waiting: dict[str, Any] = {}
         self._seen = -1
         self._known: Any = ()
@@ -63,7 +64,9 @@ class TrainedParameters:
         self.has_changed(0)
 
     def has_changed(self, step: int) -> bool:
-        """Whether programs are for other parameters than are trained now, before this step."""
+        """Whether other parameters are trained, or other layers frozen, than at the last call, so
+        that programs must be compiled again.  ``step`` is the next step.
+        """
         if self._seen == changes.count:
             return False
         self._seen = changes.count
@@ -72,23 +75,25 @@ class TrainedParameters:
             self.begun.setdefault(name, step)
         frozen = (path for path, layer in self._network.named_layers() if layer.frozen)
         known = (tuple(frozen), *((name, self.begun[name]) for name in names))
-        found = known != self._known
+        is_different = known != self._known
         self._known, self._names = known, names
-        return found
+        return is_different
 
     def restore(self, begun: Mapping[str, int] | None, waiting: Mapping[str, Any]) -> None:
-        """Goes on as a checkpoint says; None if it does not, as all began together then."""
+        """Takes over the beginnings and the waiting arrays of a checkpoint.  Without beginnings, as
+        in format 2, all parameters began with step 0.
+        """
         self.begun = dict.fromkeys(self._names, 0) if begun is None else dict(begun)
         self.waiting = dict(waiting)
         self._seen = -1
 
     @property
     def starts(self) -> list[int]:
-        """The steps at which those that are trained began, each once."""
+        """The steps at which the parameters that are trained now began, each once, in order."""
         return sorted({self.begun[name] for name in self._names}) or [0]
 
     def numbers(self, step: int) -> list[tuple[str, float]]:
-        """What the optimizer gives to a step, by names of inputs of its graph."""
+        """The optimizer's numbers for a step, by the names of the inputs of its graph."""
         return [
             (input_name(name, start), number)
             for start in self.starts
@@ -102,16 +107,18 @@ def input_name(name: str, start: int) -> str:
 
 
 def _since(optimizer: Optimizer, start: int) -> Optimizer:
-    """The optimizer as of parameters that are trained since a step, at the rates of all."""
+    """The optimizer for parameters that are trained since a step: it counts from there, but has the
+    learning rates of all.
+    """
     if not start:
         return optimizer
-    found = copy(optimizer)
-    object.__setattr__(found, "lr", lambda step: optimizer.rate(step + start))
-    return found
+    shifted = copy(optimizer)
+    object.__setattr__(shifted, "lr", lambda step: optimizer.rate(step + start))
+    return shifted
 
 
 def of_parameters(names: Iterable[str], parameters: Iterable[str]) -> dict[str, str]:
-    """The names of states that are kept for some parameters, and which those are."""
+    """The names of states that are kept for one of ``parameters``, with that parameter."""
     mark = state_name("")
     known = set(parameters)
     return {
@@ -123,10 +130,10 @@ def of_parameters(names: Iterable[str], parameters: Iterable[str]) -> dict[str, 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Processes that take each step together.
+    """The processes that take each step together, in data parallelism.
 
     Attributes:
-        count: how many they are.
+        count: the number of processes.
         synchronized: whether normalizations take their statistics over the batches of all.
     """
 
@@ -135,6 +142,7 @@ class Ranks:
 
     @property
     def of_statistics(self) -> int:
+        """The number of ranks over whose batches normalizations take their statistics."""
         return self.count if self.synchronized else 1
 
 
@@ -155,27 +163,28 @@ def step_graph(
     forms: Sequence[TensorType] | None = None,
     begun: Mapping[str, int] | None = None,
 ) -> Graph:
-    """The graph of a step.
+    """The graph of a training step.
 
     Args:
         network: any layer.
         shapes: of its inputs, the batch included.
         objective: the loss and the measures.
-        optimizer: what parameters become.
-        share: of how many batches gradients are added up for one update of the parameters.
-        last: whether this is the last one of them, after which parameters change.
-        average: by what the moving average of each parameter decays; None for no average.
+        optimizer: updates the parameters.
+        share: the number of batches whose gradients are accumulated for one update.
+        last: whether this is the last batch of them, after which parameters change.
+        average: the decay of each parameter's moving average; None for no average.
         scaling: how the loss is scaled before it is differentiated; None for not at all.
-        ranks: who takes the step.  After the last batch gradients, loss, measures, and what layers'
-            states become are the means of all.  Until then what they become waits under
-            :data:`PENDING`, since every rank must know whether the losses of all are finite.
+        ranks: the processes that take the step.  After the last batch, gradients, loss, measures
+            and the new states of layers are means over all ranks.  Until then the new states of
+            layers are pending, under names with :data:`PENDING`, since every rank must know whether
+            the losses of all are finite.
         forms: the types of the targets, as :meth:`Objective.applied` takes them.
         begun: the step at which each parameter began to be trained, by default the first: the
             optimizer's numbers are inputs for each of these steps, in their order.
 
     Raises:
-        GraphError: the loss is no single number; there is nothing to train, or a parameter that
-            the loss does not reach, which is named; the optimizer's groups fit nothing.
+        GraphError: the loss is no single number; there is nothing to train, or the loss does not
+            depend on a parameter, which is named; the optimizer's groups fit nothing.
     """
     graph = objective.applied(
         network, shapes, "train", ranks.of_statistics, forms=forms, counted=True
@@ -188,11 +197,11 @@ def step_graph(
     target = graph.outputs[0]  # the loss
     if scaling is not None:
         graph, target = _scaled(graph, scaling)
-    whole = gradient(graph, target, of=names)
-    gradients: Sequence[Value] = whole.outputs[outputs:]
-    measures: Sequence[Value] = whole.outputs[:outputs]
-    states = {state.name: state for state in whole.states}
-    with behind(whole) as trace:
+    differentiated = gradient(graph, target, of=names)
+    gradients: Sequence[Value] = differentiated.outputs[outputs:]
+    measures: Sequence[Value] = differentiated.outputs[:outputs]
+    states = {state.name: state for state in differentiated.states}
+    with behind(differentiated) as trace:
         since = {name: (begun or {}).get(name, 0) for name in names}
         numbers = {
             start: {
@@ -202,77 +211,81 @@ def step_graph(
             for start in sorted(set(since.values()))
         }
         parameters = [states[name] for name in names]
-        made = gradients
+        raw = gradients
         if scaling is not None:
             gradients = unscaled(trace, gradients, scaling.state(trace))
         if ranks.count > 1 and last:
             if share > 1:
                 gradients = _summed(trace, parameters, gradients, share)
             measures = _means_over_ranks(trace, graph, measures, ranks.count)
-            gradients = made = _mean_gradients(trace, parameters, gradients, ranks.count)
+            gradients = raw = _mean_gradients(trace, parameters, gradients, ranks.count)
             if share > 1:
                 _begin_anew(trace, parameters, measures[0])
         else:
             _guard(trace, graph, measures[0])
             if share > 1:
-                made = gradients = _shared(trace, parameters, gradients, measures[0], share, last)
+                raw = gradients = _shared(trace, parameters, gradients, measures[0], share, last)
         if last:
-            good = loss = measures[0]
+            guard = loss = measures[0]
             if scaling is not None:
-                good = if_all_finite(trace, loss, made)
-                scaling.settle(trace, good)
-            own = {name: numbers[start] for name, start in since.items()}
-            _optimized(trace, parameters, optimizer.clipped(gradients), optimizer, own, good)
+                guard = if_all_finite(trace, loss, raw)
+                scaling.settle(trace, guard)
+            by_name = {name: numbers[start] for name, start in since.items()}
+            _optimized(trace, parameters, optimizer.clipped(gradients), optimizer, by_name, guard)
             if average is not None:
-                _averaged(trace, parameters, good, average)
+                _averaged(trace, parameters, guard, average)
     return trace.graph(measures, graph.output_names)
 
 
-#: What layers' states become once it is known that the losses of all ranks are finite.
+#: Prefix of the states that hold new states of layers, such as running statistics, until it is
+#: known that the losses of all ranks are finite.
 PENDING = state_name("pending")
 
-#: Gradients are added up together up to so many bytes.
+#: The most bytes of gradients that one sum over ranks takes together.
 _BUCKET = 25 << 20
 
 
 def _means_over_ranks(
     trace: Trace, graph: Graph, measures: Sequence[Value], ranks: int
 ) -> list[Value]:
-    """The means of loss and measures over all ranks, to which also states of layers are set."""
+    """The means of loss and measures over all ranks.  Floating-point states of layers are set to
+    such means, too.
+    """
     moved = [state for state in graph.updates if "float" in state.dtype]
     numbers = [measure for measure in measures if measure.type.rank == 0]
-    given = [*numbers, *map(trace.latest, moved)]
-    means = iter(_means(trace, "measures", given, ranks))
-    # What metrics of a whole set see of a batch is added up when the set is over.
-    found = [next(means) if measure.type.rank == 0 else measure for measure in measures]
-    news = means
-    finite: Any = np.isfinite(found[0])
+    operands = [*numbers, *map(trace.latest, moved)]
+    means = iter(_means(trace, "measures", operands, ranks))
+    # Results of a batch for metrics of whole sets are combined over ranks when the set is over.
+    results = [next(means) if measure.type.rank == 0 else measure for measure in measures]
+    new_states = means
+    finite: Any = np.isfinite(results[0])
     for state in graph.updates:
-        new = next(news) if "float" in state.dtype else trace.latest(state)
+        new = next(new_states) if "float" in state.dtype else trace.latest(state)
         name = state.name.removeprefix(PENDING)
         with trace.scope(f"{name}.update", leaf=True):
             chosen: Any = np.where(finite, new, trace.state(name, name, state.type, _data(state)))
             trace.update_again(state, chosen)
             if name != state.name:
                 trace.update(trace.state(name, name, state.type, _data(state)), chosen)
-    return found
+    return results
 
 
 def _mean_gradients(
     trace: Trace, parameters: Sequence[State], gradients: Sequence[Value], ranks: int
 ) -> list[Value]:
-    """The means of gradients over all ranks, added up in buckets, in the order in which they are
-    computed, so that one is on its way while the next is computed."""
-    place = {node: i for i, node in enumerate(trace.nodes)}
-    ready = [place[g.producer] if g.producer is not None else -1 for g in gradients]
-    found: list[Value] = list(gradients)
+    """The means of gradients over all ranks, summed in buckets, in the order in which they are
+    computed, so that communication of a bucket overlaps with the backward pass.
+    """
+    position = {node: i for i, node in enumerate(trace.nodes)}
+    ready = [position[g.producer] if g.producer is not None else -1 for g in gradients]
+    reduced: list[Value] = list(gradients)
     bucket: list[int] = []
     size = count = 0
 
     def add_up() -> None:
         means = _means(trace, f"bucket{count}", [gradients[i] for i in bucket], ranks)
         for i, mean in zip(bucket, means, strict=True):
-            found[i] = mean
+            reduced[i] = mean
 
     for i in sorted(range(len(gradients)), key=ready.__getitem__):
         if bucket and size + gradients[i].type.bytes > _BUCKET:
@@ -281,29 +294,31 @@ def _mean_gradients(
         bucket.append(i)
         size += gradients[i].type.bytes
     add_up()
-    return found
+    return reduced
 
 
 def _means(trace: Trace, name: str, values: Sequence[Value], ranks: int) -> list[Value]:
-    part = 1.0 / ranks
+    """The means of values over all ranks, by one node that other nodes may overlap with."""
+    factor = 1.0 / ranks
     with trace.scope(f"ranks.{name}", leaf=True):
         sums = trace.apply(SumOverRanks(ranks, beside=True), *values)
-        return [pointwise("Mean", lambda x: part * x, each) for each in sums]
+        return [pointwise("Mean", lambda x: factor * x, total) for total in sums]
 
 
 def _begin_anew(trace: Trace, parameters: Sequence[State], loss: Value) -> None:
-    """Sums of gradients over batches are zero, if the loss is finite."""
+    """Sets the sums of gradients over batches to zero, if the loss is finite."""
     for parameter in parameters:
         total = _slot(trace, "sum", parameter)
         trace.update(total, if_finite(loss, total, lambda: constant(0.0)))
 
 
 def _data(state: State) -> Callable[[], np.ndarray]:
+    """A function that returns the data that a state begins with."""
     return partial(getattr, state, "data")
 
 
 def _pending(graph: Graph) -> Graph:
-    """The graph with what layers update under another name."""
+    """The graph in which layers update states named with :data:`PENDING` instead of their own."""
     rewriter = Rewriter(graph)
     pending = {
         state: State(state.type, f"{PENDING}{state.name}", partial(getattr, state, "data"))
@@ -313,28 +328,33 @@ def _pending(graph: Graph) -> Graph:
         rewriter.replace(state, other)
     for node in graph.nodes:
         rewriter.keep(node)
-    found = rewriter.finish()
-    updates = {pending[state]: value for state, value in found.updates.items()}
+    new = rewriter.finish()
+    updates = {pending[state]: value for state, value in new.updates.items()}
     return Graph(
-        found.inputs, found.outputs, found.nodes, found.name, found.output_names, updates=updates
+        new.inputs,
+        new.outputs,
+        new.nodes,
+        new.name,
+        new.output_names,
+        updates=updates,
     )
 
 
 def _summed(
     trace: Trace, parameters: Sequence[State], gradients: Sequence[Value], share: int
 ) -> list[Value]:
-    """The gradients of the last batch of several, added to the sums of those before it."""
-    part = 1.0 / share
-    found = []
-    for parameter, each in zip(parameters, gradients, strict=True):
+    """The gradients of the last of several batches, added to the sums of those before it."""
+    factor = 1.0 / share
+    sums = []
+    for parameter, grad in zip(parameters, gradients, strict=True):
         total = _slot(trace, "sum", parameter)
         with trace.scope(total.name, leaf=True):
-            found.append(pointwise("Sum", lambda total, g: total + part * g, total, each))
-    return found
+            sums.append(pointwise("Sum", lambda total, g: total + factor * g, total, grad))
+    return sums
 
 
 def _scaled(graph: Graph, scaling: LossScale) -> tuple[Graph, Value]:
-    """The graph with the scaled loss, which is no output of it."""
+    """The graph and the scaled loss, which is computed in it but is no output of it."""
     with behind(graph) as trace, trace.scope("loss_scale", leaf=True):
         loss: Any = graph.outputs[0]
         scaled: Value = loss * scaling.state(trace)
@@ -350,18 +370,18 @@ def _trained(network: Layer, graph: Graph) -> list[str]:
             f"{graph.name} has no trainable parameter; valid is a network with at least one that "
             "is neither frozen (layer.freeze(False) undoes that) nor trainable=False"
         )
-    held = {state.name for state in graph.states}
-    missed = [name for name in names if name not in held]
-    if missed:
+    used = {state.name for state in graph.states}
+    unused = [name for name in names if name not in used]
+    if unused:
         raise GraphError(
-            f"{graph.name}: the loss does not depend on {', '.join(map(repr, missed))}, which no "
+            f"{graph.name}: the loss does not depend on {', '.join(map(repr, unused))}, which no "
             "layer uses in forward(); valid is a network without them, or freeze() of their layer"
         )
     return names
 
 
 def _guard(trace: Trace, graph: Graph, loss: Value) -> None:
-    """Lets updates of the layers themselves happen only if the loss is finite."""
+    """Makes the updates of layers' own states happen only if the loss is finite."""
     finite: Any = np.isfinite(loss)
     for state in graph.updates:
         with trace.scope(f"{state.name}.update", leaf=True):
@@ -370,6 +390,7 @@ def _guard(trace: Trace, graph: Graph, loss: Value) -> None:
 
 
 def _slot(trace: Trace, kind: str, parameter: State) -> State:
+    """The state of a kind that is kept for a parameter; it begins as zeros."""
     name = state_name(kind, parameter.name)
     zeros = partial(np.zeros, parameter.shape, numpy_dtype(parameter.dtype))
     return trace.state(name, name, parameter.type, zeros)
@@ -383,22 +404,25 @@ def _shared(
     share: int,
     last: bool,
 ) -> list[Value]:
-    """The gradients added to those of the batches before; after the last, sums begin anew."""
-    part = 1.0 / share
+    """The gradients, accumulated over batches; after the last batch, sums begin at zero again.
+
+    Before the last batch the sums are updated, and there is no gradient to return.
+    """
+    factor = 1.0 / share
 
     def body(total: Expression, g: Expression) -> Expression:
-        return total + part * g
+        return total + factor * g
 
-    found = []
-    for parameter, each in zip(parameters, gradients, strict=True):
+    sums = []
+    for parameter, grad in zip(parameters, gradients, strict=True):
         total = _slot(trace, "sum", parameter)
         with trace.scope(total.name, leaf=True):
             if last:
-                found.append(pointwise("Sum", body, total, each))
+                sums.append(pointwise("Sum", body, total, grad))
                 trace.update(total, if_finite(loss, total, lambda: constant(0.0)))
             else:
-                trace.update(total, if_finite(loss, total, body, total, each))
-    return found
+                trace.update(total, if_finite(loss, total, body, total, grad))
+    return sums
 
 
 def _optimized(
@@ -409,15 +433,18 @@ def _optimized(
     numbers: Mapping[str, Mapping[str, Value]],
     loss: Value,
 ) -> None:
-    for parameter, each in zip(parameters, gradients, strict=True):
+    """Adds the optimizer's updates of all parameters and of their slots."""
+    for parameter, grad in zip(parameters, gradients, strict=True):
         slots = {kind: _slot(trace, kind, parameter) for kind in optimizer.kept}
-        update = Update(trace, parameter, each, slots, numbers[parameter.name], loss)
+        update = Update(trace, parameter, grad, slots, numbers[parameter.name], loss)
         optimizer.settle(update)
         with trace.scope(f"optimizer.{parameter.name}", leaf=True):
             optimizer.apply(update)
 
 
 def _averaged(trace: Trace, parameters: Sequence[State], loss: Value, decay: float) -> None:
+    """Adds the updates of the parameters' moving averages."""
+
     def body(old: Expression, new: Expression) -> Expression:
         return decay * old + (1.0 - decay) * new
 
@@ -431,7 +458,7 @@ def _averaged(trace: Trace, parameters: Sequence[State], loss: Value, decay: flo
 
 
 def with_averages(graph: Graph, store: Collection[str]) -> Graph:
-    """The graph with averages in the place of the parameters that have one."""
+    """The graph with moving averages in place of the parameters that have one."""
     rewriter = Rewriter(graph)
     for state in graph.states:
         name = state_name("average", state.name)

@@ -50,7 +50,7 @@ from minidnn.weights.trained import state_name
 
 __all__ = ["Trainer"]
 
-#: Seeds of ranks are so far apart that people do not give one rank's to another.
+#: The distance between the seeds of ranks, too large for a user's seeds to coincide with them.
 _SEEDS_APART = 0x9E3779B97F4A7C15 >> 1
 
 
@@ -65,35 +65,35 @@ class Trainer:
 
     Args:
         network: any layer, or what :func:`minidnn.compile` takes besides: an ONNX file, a graph, a
-            PyTorch module.  Its parameters are copied; it stays as it is.  Of what is no layer,
-            constants of more than one element are trained by their names, and ``trainer.network``
-            is a layer of the same outputs, to be saved and compiled.
+            PyTorch module.  Its parameters are copied; it stays as it is.  If it is no layer, its
+            constants of more than one element are trained under their names, and
+            ``trainer.network`` is a layer with the same outputs, to be saved and compiled.
         shape: of the network's input with the batch, as :func:`minidnn.compile` takes it.
         loss: one of :mod:`minidnn.training.losses`, or any function of output and target on
-            symbols that gives one number.  Of several outputs a mapping from their names, or a
-            sequence in their order, of such, or of pairs of such and a number that multiplies it:
+            symbols that gives one number.  For several outputs, a mapping from their names or a
+            sequence in their order, of losses or of pairs of a loss and its factor:
             ``{"main": CrossEntropy(), "aux": (CrossEntropy(), 0.4)}``.  Each has a target of its
             own, in a mapping by the outputs' names or in a tuple; one array is the target of all.
         optimizer: one of :mod:`minidnn.training.optim`.
-        metrics: what is measured besides what the loss suggests, by name: metrics of
-            :mod:`minidnn.metrics`, which are of whole epochs, or functions like the loss, of which
-            means are taken; None leaves out what the loss suggests.  Those of one of several
-            outputs stand in a mapping under its name.
+        metrics: measures by name, besides those that the loss suggests: metrics of
+            :mod:`minidnn.metrics`, which are computed over whole epochs, or functions like the
+            loss, which are averaged; None leaves out one that the loss suggests.  Those of one of
+            several outputs are in a mapping under its name.
         targets: shapes and dtypes of the targets, in order or by name, for a loss of one's own
             whose target is neither like the output nor indices of its classes.  A first axis as
             long as the batch follows the batch.
-        seed: what dropout draws from.
-        accumulate: of how many batches gradients are added up for one update.
-        steps_per_launch: how many steps :meth:`fit` has a GPU take at once, for networks so small
-            that Python is slower.  Losses and states have the same bits; callbacks are told of each
-            step, in order, when all of a launch are done, and checkpoints have all of them.  What
-            is left over is taken singly.  The CPU and the reference take one step after another.
-        average: by what a moving average of the parameters decays, which is evaluated instead of
+        seed: of dropout's random numbers.
+        accumulate: the number of batches whose gradients are accumulated for one update.
+        steps_per_launch: the number of steps that :meth:`fit` has a GPU take in one launch, for
+            networks so small that Python is slower.  Losses and states have the same bits;
+            callbacks are told of each step, in order, after the launch, and checkpoints have all of
+            its steps.  What is left over, and all on the CPU and the reference, is taken singly.
+        average: the decay of a moving average of the parameters, which is evaluated instead of
             them; None for none.
         distributed: whether this process is one of several that train together, started by
             ``minidnn launch``, torchrun, mpirun or srun.  Each takes its own batches of this shape;
-            gradients, statistics, losses and measures are the means of all.  On a GPU each has one
-            of its own.
+            gradients, statistics, losses and measures are means over all.  On GPUs, each process
+            has one of its own.
         synchronized: whether batch normalization takes its statistics over the batches of all
             ranks, which are of one size, as ``torch.nn.SyncBatchNorm`` does, and not of its own.
         loss_scale: how the loss is scaled, a :class:`minidnn.optim.LossScale`; by default only with
@@ -101,7 +101,7 @@ class Trainer:
         device, precision, options: as for :func:`minidnn.compile`.  Under ``memory_limit``, a
             number of bytes for states and all values of a step, the backward pass computes again
             what would not fit, with the same bits.  On the CPU, ``accuracy`` is "direct" by
-            default: what Winograd's F(4x4) rounds more, steps would add up.
+            default: the larger rounding errors of Winograd's F(4x4) would accumulate over steps.
 
     Raises:
         OutOfMemoryError: a step takes more than ``memory_limit``; it says how much.
@@ -166,20 +166,20 @@ class Trainer:
         self.progress = Progress()
         #: While callbacks are told of the steps of a launch: how far the states have come.
         self.launched: Progress | None = None
-        #: What each epoch measured.
+        #: The record of each epoch: what it measured, by name.
         self.history: list[Record] = []
         #: The loss and the measures of the last batch.
         self.last: Mapping[str, Any] = {}
-        #: A callback sets it to end training after the epoch.
+        #: Whether training ends after the epoch; callbacks set it.
         self.stop = False
-        #: Why training ends after the running step, a signal's name; None to go on.
+        #: The name of the signal that ends training after the running step; None to go on.
         self.halt: str | None = None
         #: Whether Ctrl-C or :attr:`halt` ended the last :meth:`fit`.
         self.interrupted = False
-        #: The loader of the epoch, and where it goes on after a checkpoint was read.
+        #: The loader of the epoch, and the state to restore it to after a checkpoint was read.
         self.loader: Any = None
         self.loader_state: Any = None
-        #: During :meth:`fit`: where it goes on behind the batches that were trained on.
+        #: During :meth:`fit`: the loader's state after the batches that were trained on.
         self.place: Any = None
         self.store = Store()
         #: The ranks that train together; None for one process alone.
@@ -195,7 +195,7 @@ class Trainer:
         self._programs: dict[Any, tuple[Graph, Executable]] = {}
         self.feeding = Feeding(network, plain(shape), self.objective)
         self.measured = SetMeasures(self.objective, self.feeding)
-        #: What metrics of the last epoch measured that are arrays, by name.
+        #: Results of the last epoch's metrics that are arrays, by name.
         self.tables: dict[str, Any] = {}
         self._forms: dict[Any, tuple[TensorType, ...]] = {}
         self.trained = TrainedParameters(network, optimizer)
@@ -210,18 +210,20 @@ class Trainer:
         return 0 if self.group is None else self.group.place.rank
 
     def _agree(self) -> None:
-        """All ranks begin with the states of rank 0, and draw from other random numbers."""
+        """Gives all ranks the states of rank 0, and each a random seed of its own."""
         if self.group is None:
             return
         self.group.take_over(self.store, list(self.store))
         if "random.seed" in self.store and self.rank:
-            own = int(self.store["random.seed"]) + self.rank * _SEEDS_APART
-            self.store["random.seed"] = np.array(own % 2**63)
+            seed = int(self.store["random.seed"]) + self.rank * _SEEDS_APART
+            self.store["random.seed"] = np.array(seed % 2**63)
 
     @property
     def reached(self) -> Progress:
-        """How far the states have come.  Callbacks that are told of a step within a launch of
-        several find that step in ``progress``."""
+        """How far the states have come.
+
+        While callbacks are told of the steps of a launch, ``progress`` is that of each step.
+        """
         return self.launched or self.progress
 
     @property
@@ -231,12 +233,12 @@ class Trainer:
 
     @property
     def loss_scale(self) -> float | None:
-        """What the loss is multiplied by just now; None if it is not scaled."""
+        """The factor of the loss at present; None if it is not scaled."""
         return float(self.store[SCALE]) if self.scaling is not None else None
 
     def explain(self, measure: bool = False) -> str:
-        """What a step keeps for its backward pass and what it computes again, by value and in all,
-        and what each region is predicted to cost.
+        """Lists the values that a step keeps for its backward pass and those that it recomputes,
+        with totals, and the predicted cost of each region.
 
         ``measure`` times regions instead, on random inputs, and leaves what is trained as it is.
         UnsupportedError if the device does not time regions.
@@ -254,8 +256,8 @@ class Trainer:
         Returns the loss before the step, as an array of no axes.  A loss that is not finite
         changes nothing.  GraphError if the batch does not fit.
 
-        On a GPU, arrays that lie there are used as they are, targets without a look at them, and
-        the step is waited for when the loss is looked at.
+        On a GPU, arrays in its memory are used as they are, targets without a check of their
+        values, and the step is waited for when the loss is read.
         """
         inputs, shapes = self.feeding.inputs(x)
         is_last = (self.progress.batches + 1) % self.accumulate == 0
@@ -271,7 +273,7 @@ class Trainer:
         return self.last["loss"]
 
     def numbers(self, step: int) -> list[np.ndarray]:
-        """What the optimizer gives to a step, counted from 0."""
+        """The optimizer's numbers for a step, counted from 0, in the order of the inputs."""
         return [np.asarray(number) for _, number in self.trained.numbers(step)]
 
     def evaluate(self, batches: Iterable[Any]) -> dict[str, Any]:
@@ -285,20 +287,20 @@ class Trainer:
         for x, target in self.feeding.pairs("evaluate", batches):
             inputs, shapes = self.feeding.inputs(x)
             targets, forms = self.feeding.targets(target, shapes)
-            found = self._program("evaluate", shapes, forms)[1](*inputs, *targets)
-            add(sums, found, shapes[0][0], samples)
+            results = self._program("evaluate", shapes, forms)[1](*inputs, *targets)
+            add(sums, results, shapes[0][0], samples)
             samples += shapes[0][0]
-            measured.see(found, targets, shapes)
+            measured.see(results, targets, shapes)
         if self.group is not None:
-            own = self.step_program.interface.output_names or ()
-            sums, samples = over_ranks(self.group, sums, samples, public(dict.fromkeys(own)))
+            names = self.step_program.interface.output_names or ()
+            sums, samples = over_ranks(self.group, sums, samples, public(dict.fromkeys(names)))
             measured.gather(self.group)
         if not samples:
             raise GraphError("evaluate: there are no batches; valid is an iterable of at least one")
         return {**totalled(self.objective, sums, samples), **measured.results()}
 
     def predict(self, batches: Any) -> Any:
-        """The network's outputs for batches, one behind the other, without training.
+        """The network's outputs for batches, concatenated, without training.
 
         ``batches`` is an array of any number of samples (a tuple of arrays, or a mapping from
         names, if the network has several inputs), or an iterable of batches as for
@@ -306,16 +308,16 @@ class Trainer:
         the place of parameters, if there are any.  Returns an array, or a tuple or dict of them as
         the network gives it.
         """
-        found: list[Any] = []
-        is_any = False
+        outputs: list[Any] = []
+        has_batches = False
         for x in self.feeding.inputs_of(batches):
-            is_any = True
+            has_batches = True
             inputs, shapes = self.feeding.inputs(x)
             if shapes[0][0]:
-                found.append(self._program("predict", shapes, ())[1](*inputs))
-        if not is_any:
+                outputs.append(self._program("predict", shapes, ())[1](*inputs))
+        if not has_batches:
             raise GraphError("predict: there are no batches; valid is an iterable of at least one")
-        return joined(found) if found else self.feeding.nothing()
+        return joined(outputs) if outputs else self.feeding.nothing()
 
     def _program(
         self,
@@ -323,7 +325,10 @@ class Trainer:
         shapes: tuple[tuple[int, ...], ...],
         forms: tuple[TensorType, ...] | None = None,
     ) -> tuple[Graph, Executable]:
-        """A graph and its program, compiled when they are first asked for."""
+        """The graph and the program of a kind for these shapes, compiled at first use.
+
+        Kinds are "step"; "part", a batch whose gradients are accumulated; "evaluate"; "predict".
+        """
         if self.trained.has_changed(self.progress.steps):
             self._programs.clear()
         forms = self._forms.get(shapes) if forms is None else forms
@@ -390,11 +395,11 @@ class Trainer:
         return self.history
 
     def place_of_loader(self) -> Any:
-        """Where the loader of the epoch goes on; None if it does not say."""
+        """The state from which the loader of the epoch goes on; None if it has none."""
         return self.loader_is_at() if self.place is None else self.place
 
     def loader_is_at(self) -> Any:
-        """Where it is, which may be behind batches that were not trained on yet."""
+        """The loader's own state, which may be ahead of the batches that were trained on."""
         state: Callable[[], Any] | None = getattr(self.loader, "state", None)
         return self.loader_state if self.loader_state is not None or state is None else state()
 
@@ -414,7 +419,7 @@ class Trainer:
             return {name: self.store[name].copy() for name in names if name in self.store}
 
     def take_snapshot(self, snapshot: Mapping[str, np.ndarray]) -> None:
-        """Sets what :meth:`snapshot` copied."""
+        """Restores the arrays that :meth:`snapshot` copied."""
         with self.store.lock:
             for name, array in snapshot.items():
                 self.store[name] = array
@@ -423,15 +428,15 @@ class Trainer:
         """Copies of the network's parameters and statistics by name, as they are evaluated: their
         moving averages, if there are any."""
         with self.store.lock:
-            found = {}
+            arrays = {}
             for name, parameter in self.network.named_parameters():
                 averaged = state_name("average", name)
-                held = averaged if averaged in self.store else name
-                if held in self.store:
-                    found[name] = self.store[held].astype(numpy_dtype(parameter.dtype))
+                state = averaged if averaged in self.store else name
+                if state in self.store:
+                    arrays[name] = self.store[state].astype(numpy_dtype(parameter.dtype))
                 else:
-                    found[name] = self.trained.waiting.get(name, parameter.bind(name)())
-            return found
+                    arrays[name] = self.trained.waiting.get(name, parameter.bind(name)())
+            return arrays
 
     def save(
         self,
@@ -456,7 +461,7 @@ class Trainer:
             write = checkpoint.writing(self, path, measured.arrays(), preparation)
             writer.start(write) if writer is not None else write()
         if self.group is not None:
-            self.group.sum_of([])  # nobody reads it before it is there
+            self.group.sum_of([])  # a barrier: no rank reads the file before it is complete
 
     def restore(
         self,

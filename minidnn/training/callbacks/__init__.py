@@ -1,4 +1,4 @@
-"""Callbacks: what happens beside training, after a step or an epoch of :meth:`Trainer.fit`."""
+"""Callbacks: code that runs after a step or an epoch of :meth:`Trainer.fit`."""
 
 from minidnn.training.callbacks.callback import Callback, EarlyStopping
 from minidnn.training.callbacks.checkpoint import Checkpoint, RayReport

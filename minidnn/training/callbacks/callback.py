@@ -1,4 +1,4 @@
-"""What a callback is, which of the epochs is the best, and ending training that gets no better."""
+"""The base class of callbacks, which of the epochs is the best, and early stopping."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Callback:
-    """What :meth:`Trainer.fit` calls; a subclass defines what it needs.
+    """The methods that :meth:`Trainer.fit` calls; a subclass defines those that it needs.
 
     >>> class Rates(md.callbacks.Callback):
     ...     def after_epoch(self, trainer, record):
@@ -32,27 +32,27 @@ class Callback:
     """
 
     def begin(self, trainer: Any, epochs: int) -> None:
-        """Before the first step."""
+        """Is called before the first step."""
 
     def after_step(self, trainer: Any) -> None:
-        """After each batch; ``trainer.last`` has the loss and the measures."""
+        """Is called after each batch; ``trainer.last`` has the loss and the measures."""
 
     def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
-        """After each epoch, with what it measured; ``trainer.stop = True`` ends training."""
+        """Is called after each epoch, with its record; ``trainer.stop = True`` ends training."""
 
     def interrupted(self, trainer: Any) -> None:
-        """After Ctrl-C, or when ``trainer.halt`` was set."""
+        """Is called after Ctrl-C, or when ``trainer.halt`` was set."""
 
     def finished(self, trainer: Any) -> None:
-        """After the last epoch, unless training was interrupted or failed."""
+        """Is called after the last epoch, unless training was interrupted or failed."""
 
     def end(self, trainer: Any) -> None:
-        """At the end, whatever it was."""
+        """Is called at the end in any case."""
 
 
 Direction = Literal["least", "most"] | None
 
-#: Words of names that say which way is better.
+#: Words in names of measures that are better when they are less, and when they are more.
 _LEAST = re.compile(
     r".*loss|.*errors?|err|losses|.*mae|r?mse|s?mape|r?msle|nll|perplexity|ppl|bpc|hamming|wer|cer"
     r"|fpr|fnr|fid|lpips|brier|ece|distance|divergence|entropy|crossentropy|cost|huber|hinge"
@@ -65,14 +65,14 @@ _MOST = re.compile(
 
 
 def direction_of(name: str, function: Any = None) -> Direction:
-    """Which way is better, as a measure itself says, or its name; None if neither does."""
-    own = getattr(function, "best", None)
-    if own in ("least", "most"):
-        return own
+    """Whether less or more is better, by the measure itself or its name; None if neither tells."""
+    declared = getattr(function, "best", None)
+    if declared in ("least", "most"):
+        return declared
     if isinstance(function, Loss):
         return "least"
-    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
-    words = [word for word in re.split(r"[^a-z0-9]+", f"{name}_{apart}".lower()) if word]
+    separated = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
+    words = [word for word in re.split(r"[^a-z0-9]+", f"{name}_{separated}".lower()) if word]
     least, most = (any(way.fullmatch(word) for word in words) for way in (_LEAST, _MOST))
     if least == most:
         return None
@@ -82,7 +82,7 @@ def direction_of(name: str, function: Any = None) -> Direction:
 class Best:
     """The best record so far by one of its numbers.
 
-    Where records have it of validation, that is what counts.  Numbers of training and of validation
+    Where records have that number of validation, it counts.  Numbers of training and of validation
     are never compared: the first record with one of validation begins anew, and one without it
     afterwards is refused.  NaN is never the best.
     """
@@ -99,20 +99,20 @@ class Best:
         self.number: float | None = None
 
     def settle(self, measures: Mapping[str, Any]) -> None:
-        """Finds out which way is better; GraphError if nothing says it."""
-        bare = self.monitor.removeprefix("validation_")
-        found = self.direction or direction_of(bare, measures.get(bare))
-        if found is None:
-            if bare not in measures and (hint := did_you_mean(bare, measures)):
+        """Determines whether less or more is better; GraphError if nothing tells."""
+        measure = self.monitor.removeprefix("validation_")
+        direction = self.direction or direction_of(measure, measures.get(measure))
+        if direction is None:
+            if measure not in measures and (hint := did_you_mean(measure, measures)):
                 raise GraphError(f"epochs have no {self.monitor!r}{hint}")
             raise GraphError(
                 f"{self._owner}: best=None, and {self.monitor!r} does not say which way is better; "
                 "valid are 'least' and 'most'"
             )
-        self.direction = found
+        self.direction = direction
 
     def is_better(self, record: Mapping[str, Any]) -> bool:
-        """Whether an epoch is better than all before, which it then stands for."""
+        """Whether an epoch is better than all before; if so, it is the best from now on."""
         name = f"validation_{self.monitor}"
         if name not in record:
             name = self.monitor
@@ -142,11 +142,11 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: a name of the record, of validation where it has that.
-        patience: after so many epochs without a better one.
+        patience: the number of epochs without a better one that ends training.
         best: "least" or "most"; None is what the measure says: losses, metrics of
             :mod:`minidnn.metrics`, functions with an attribute ``best``, and names such as "mae" or
-            "top5" do.  Of others it is asked.
-        change: what counts as better must be so by that much.
+            "top5" do.  Others need it.
+        change: the least difference that counts as better.
         restore_best: whether parameters and statistics are those of the best epoch when ``fit``
             returns, unless it was interrupted.  What the optimizer keeps stays.
 

@@ -1,4 +1,4 @@
-"""Saves a trainer while it trains, and when it is told to end; also where Ray Train asks for it."""
+"""Saves a trainer while it trains and when a signal ends it; also reports to Ray Train."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from minidnn.training.callbacks.callback import Best, Callback, Direction
 
 
 class CheckpointWriter:
-    """Writes one file at a time, in a thread of its own."""
+    """Writes checkpoints in a background thread, one file at a time."""
 
     def __init__(self) -> None:
         self._thread: Thread | None = None
@@ -29,7 +29,7 @@ class CheckpointWriter:
         self._process = 0
 
     def start(self, write: Callable[[], None]) -> None:
-        """Writes once the file before is there; raises what went wrong with that."""
+        """Starts a write when the one before is complete; raises the error of that one."""
         self.wait()
 
         def work() -> None:
@@ -43,7 +43,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until what was started is there; raises what went wrong with it."""
+        """Waits until the write that was started is complete; raises its error."""
         thread, self._thread = self._thread, None
         if thread is not None and self._process == os.getpid():  # a fork has no such thread
             thread.join()
@@ -52,26 +52,27 @@ class CheckpointWriter:
             raise error
 
 
-#: Those that training ends by; at others it saves and goes on.
+#: Signals that end training; at others it saves and goes on.
 ENDS = ("SIGTERM", "SIGINT")
+#: Signals at which a trainer may save.
 VALID = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP")
 
 
 class Signals:
-    """Notes signals instead of letting the process end, from :meth:`begin` to :meth:`end`.
+    """Handles signals from :meth:`begin` to :meth:`end`, so that they do not end the process.
 
-    A handler that a program has set itself stays.  The second signal of a kind that ends training
-    does not wait: it does what it did before.
+    A handler that a program has set itself stays.  After the first signal of a kind that ends
+    training, the handler from before is back, so that the second one ends the process at once.
     """
 
     def __init__(self, owner: object, names: Sequence[str]) -> None:
-        given = [names] if isinstance(names, str) else list(names)
-        for name in given:
+        listed = [names] if isinstance(names, str) else list(names)
+        for name in listed:
             if name not in VALID:
                 raise GraphError(
                     f"{type(owner).__name__}: signals={name!r:.80}; valid are {', '.join(VALID)}"
                 )
-        self.names = tuple(given)
+        self.names = tuple(listed)
         self._before: dict[int, Any] = {}
 
     def begin(self, note: Callable[[str], None]) -> None:
@@ -93,7 +94,7 @@ class Signals:
                 signal.signal(number, came)
 
     def end(self) -> None:
-        """Signals do again what they did before."""
+        """Restores the handlers from before."""
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}
@@ -101,7 +102,7 @@ class Signals:
 
 __all__ = ["Checkpoint"]
 
-#: Ranks ask each other after so many batches whether a save is due.
+#: The number of batches after which ranks agree whether a save is due.
 _AGREE = 16
 
 
@@ -117,7 +118,7 @@ class Checkpoint(Callback):
     Args:
         path: where to; each file takes the place of the one before.
         every: after so many epochs, and after the last one; None is after the last one alone.
-        every_steps: also after so many updates of the parameters.
+        every_steps: also after each of so many updates of the parameters.
         every_minutes: also when so many minutes went by since the last save.
         signals: names of signals to save at.
         background: whether files are written while training goes on.  States are copied first; a
@@ -211,16 +212,17 @@ class Checkpoint(Callback):
 
     @property
     def _beside(self) -> Path:
-        """Where to save what need not be the best."""
+        """The path of saves that need not be the best epoch's."""
         return self.path.with_name(f"{self.path.name}{'.interrupted' if self.keep_best else ''}")
 
     def _note(self, trainer: Any, name: str) -> None:
+        """Notes a signal, for the end of the running step."""
         if trainer.group is None and name in ENDS:
             trainer.halt = name
         self._asked.add(name)
 
     def _agreed(self, trainer: Any) -> bool:
-        """Whether a save is due that a signal or the clock asks for, on any rank."""
+        """Whether a signal or the clock asks for a save, on any rank."""
         minutes = (time.monotonic() - self._saved_at) / 60
         late = self.every_minutes is not None and minutes >= self.every_minutes
         if trainer.group is None:
@@ -255,11 +257,11 @@ class RayReport(Callback):
     written, with the same bits.
 
     Args:
-        every: also after so many batches since the last report; None is after epochs alone.
+        every: report also after so many batches since the last report; None is after epochs alone.
 
     Raises:
         DeviceError: Ray Train cannot be imported.
-        GraphError: ``every`` is no whole number of at least 1.
+        GraphError: ``every`` is no integer of at least 1.
 
     >>> def train():  # in each worker
     ...     trainer = md.Trainer(
@@ -304,7 +306,7 @@ class RayReport(Callback):
         self._since = 0
         with tempfile.TemporaryDirectory(prefix="minidnn-") as folder:
             trainer.save(Path(folder) / self._NAME)  # of several ranks the first writes
-            given = None
+            saved = None
             if trainer.rank == 0:
-                given = self._ray.Checkpoint.from_directory(folder)
-            self._ray.report(dict(record), checkpoint=given)
+                saved = self._ray.Checkpoint.from_directory(folder)
+            self._ray.report(dict(record), checkpoint=saved)

@@ -1,4 +1,4 @@
-"""What shows and writes down how training goes."""
+"""Callbacks that show how training goes, or write it to files."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class ProgressBar(Callback):
         self._write(f"\repoch {at.epoch + 1}/{self._epochs} {at.position}/{size} {_shown(means)}  ")
 
     def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
-        left = {key: record[key] for key in record if key not in ("epoch", "steps")}
-        self._write(f"\repoch {record['epoch']}/{self._epochs} {_shown(left)}  \n")
+        shown = {key: record[key] for key in record if key not in ("epoch", "steps")}
+        self._write(f"\repoch {record['epoch']}/{self._epochs} {_shown(shown)}  \n")
         self._begun, self._samples = time.perf_counter(), 0
 
     def interrupted(self, trainer: Any) -> None:
@@ -66,6 +66,7 @@ class ProgressBar(Callback):
 
 
 def _shown(numbers: dict[str, Any]) -> str:
+    """Names and numbers as text."""
     return " ".join(f"{name} {number:.4g}" for name, number in numbers.items())
 
 
@@ -114,21 +115,21 @@ class CSV(Callback):
                 csv.writer(file).writerow(row)
             return
         filled = [old + [""] * (len(names) - len(old)) for old in rows[1:]]
-        beside = self.path.with_name(f"{self.path.name}.new")
-        with open(beside, "w", encoding="utf-8", newline="") as file:
+        replacement = self.path.with_name(f"{self.path.name}.new")
+        with open(replacement, "w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([names, *filled, row])
-        os.replace(beside, self.path)
+        os.replace(replacement, self.path)
 
     def _rows(self) -> list[list[str]]:
-        """What is there; a row that was not written to its end goes."""
+        """The rows of the file; a last row that is incomplete is cut off."""
         if not self.path.exists():
             return []
         text = self.path.read_bytes()
-        whole = text[: text.rfind(b"\n") + 1]
-        if whole != text:
+        complete = text[: text.rfind(b"\n") + 1]
+        if complete != text:
             with open(self.path, "r+b") as file:
-                file.truncate(len(whole))
-        return list(csv.reader(io.StringIO(whole.decode("utf-8"), newline="")))
+                file.truncate(len(complete))
+        return list(csv.reader(io.StringIO(complete.decode("utf-8"), newline="")))
 
 
 class TensorBoard(Callback):

@@ -1,4 +1,4 @@
-"""Losses: what training makes small, as a value of one element."""
+"""Losses: scalar functions of output and target that training minimizes."""
 
 from minidnn.training.losses.classes import *
 from minidnn.training.losses.common import *

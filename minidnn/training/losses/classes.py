@@ -1,6 +1,6 @@
 """Losses of classes besides :class:`~minidnn.training.losses.CrossEntropy`.
 
-Those of segmentation say how much regions overlap.
+:class:`Tversky` and :class:`Dice`, for segmentation, measure how much regions overlap.
 """
 
 from __future__ import annotations
@@ -107,18 +107,19 @@ class Focal(CrossEntropy):
 
 
 def _set(owner: Any, **values: Any) -> None:
+    """Sets attributes of a frozen dataclass."""
     for name, value in values.items():
         object.__setattr__(owner, name, value)
 
 
 def powered(x: Any, exponent: float) -> Any:
-    """A power of a number from 0 on, by products where the exponent is a small whole number."""
+    """A power of a number of at least 0, by products where the exponent is a small integer."""
     if not exponent.is_integer() or exponent > 8:
         return x**exponent
-    found: Any = 1.0
+    product: Any = 1.0
     for _ in range(int(exponent)):
-        found = x * found
-    return found
+        product = x * product
+    return product
 
 
 @dataclass(frozen=True)
@@ -253,6 +254,7 @@ class MultiMargin(Loss):
 
 
 def _keep_weight(owner: Any, weight: Sequence[float] | None) -> None:
+    """Checks the weights of classes, and keeps them as a tuple."""
     if weight is None:
         return
     given = np.asarray(weight, np.float64)
@@ -265,7 +267,7 @@ def _keep_weight(owner: Any, weight: Sequence[float] | None) -> None:
 
 
 def _row(owner: Any, output: Any, axis: int) -> Any:
-    """The classes' weights, which broadcast along the axis of classes, the last one."""
+    """The weights of classes as a constant that broadcasts along the last axis."""
     if len(owner.weight) != output.shape[axis]:
         raise GraphError(
             f"{type(owner).__name__}: weight has {len(owner.weight)} numbers; valid is one for "
@@ -323,6 +325,7 @@ class Tversky(Loss):
                 )
 
     def _by_index(self, output: Any) -> bool:
+        """Whether targets are indices of classes, and not numbers in the output's shape."""
         return not self.multilabel and output.shape[1] > 1
 
     def target(self, output: TensorType) -> TensorType:
@@ -365,15 +368,15 @@ class Tversky(Loss):
         inside, all_found, all_wanted = (each.sum(axes) for each in (found * wanted, found, wanted))
         smooth, alpha, beta = float(self.smooth) / 2, float(self.alpha), float(self.beta)
         below = inside * (1.0 - alpha - beta) + alpha * all_found + beta * all_wanted
-        apart = 1.0 - (inside + smooth) / (below + smooth)
+        distance = 1.0 - (inside + smooth) / (below + smooth)
         if not self.background and classes > 1:
-            apart = apart[..., 1:]
+            distance = distance[..., 1:]
         if sample_weight is not None and self.batch:
             raise GraphError(
                 f"{type(self).__name__}: sample_weight with batch=True; valid is batch=False, "
                 "where samples are told apart"
             )
-        return mean(self, apart, sample_weight)
+        return mean(self, distance, sample_weight)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""What a loss is, the losses that most networks are trained with, and weights of samples.
+"""The base class of losses, the losses that most networks are trained with, and sample weights.
 
 A loss is called on symbols, an output of the network and a target, with NumPy's functions; any
-function of that kind is one, too.  The mean is taken over all that counts.  Weights of samples are
-a target beside the target.
+function of that kind is a loss, too.  The mean is taken over all that counts.  Weights of samples
+are a target beside the target.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ __all__ = [
 
 
 def aligned(caller: object, sample_weight: Any, shape: tuple[int, ...]) -> Any:
-    """Weights with axes of size 1 behind theirs, so that they broadcast with a shape.
+    """Weights with axes of size 1 appended, so that they broadcast with a shape.
 
     Args:
         caller: the loss, for errors.
         sample_weight: a number for each sample, (N,), or also for each of the first further axes.
-        shape: of what they are multiplied with.
+        shape: of the values that they weight.
     """
-    own = tuple(sample_weight.shape)
-    if not own or own != shape[: len(own)]:
+    axes = tuple(sample_weight.shape)
+    if not axes or axes != shape[: len(axes)]:
         raise GraphError(
-            f"{type(caller).__name__}: sample_weight has shape {own}; valid is ({shape[0]},), a "
+            f"{type(caller).__name__}: sample_weight has shape {axes}; valid is ({shape[0]},), a "
             f"number for each sample, or more of the first axes of {shape}"
         )
-    return sample_weight.reshape(*own, *(1 for _ in shape[len(own) :]))
+    return sample_weight.reshape(*axes, *(1 for _ in shape[len(axes) :]))
 
 
 def mean(caller: object, each: Any, sample_weight: Any = None) -> Any:
-    """The mean of all elements; with weights the sum of products divided by that of weights."""
+    """The mean of all elements; with weights, the weighted mean."""
     if sample_weight is None:
         return each.mean()
     weight = aligned(caller, sample_weight, tuple(each.shape))
@@ -74,26 +74,26 @@ class Loss:
     ...         return (abs(output - target) / (1.0 + abs(target))).mean()
     """
 
-    #: What a trainer measures besides, by name, where nothing else is asked for.
+    #: Measures, by name, that a trainer takes besides the loss by default.
     metrics: ClassVar[Mapping[str, Function]] = {}
 
     def __call__(self, output: Any, target: Any) -> Any:
         raise GraphError(f"{type(self).__name__} does not define __call__(self, output, target)")
 
     def target(self, output: TensorType) -> TensorType:
-        """The type of the target for an output."""
+        """The type of the target for an output of this type."""
         return output
 
     def check(self, target: np.ndarray, output: TensorType) -> None:
-        """GraphError if numbers of a target are not valid; its shape and dtype are."""
+        """GraphError if a value of the target is not valid; its shape and dtype are checked."""
 
     def form(self, floats: bool, shape: Sequence[int], output: TensorType) -> Loss:
-        """The loss for targets of another dtype and shape, if it takes those, too."""
+        """The loss for targets of floats, or of integers, of this shape, if it takes those, too."""
         return self
 
     def counted(self, output: Any, target: Any) -> Any:
-        """By what a batch's mean counts among those of other batches, a number on symbols; None if
-        that is how many samples it has."""
+        """The weight of a batch's mean among those of other batches, a number on symbols; None if
+        it is the number of samples."""
         return None
 
 
@@ -154,8 +154,8 @@ class BinaryCrossEntropy(Loss):
     output's shape.
 
     Args:
-        positive_weight: by what the loss of positive targets is multiplied, one number or one for
-            each element of the output's last axis.
+        positive_weight: the factor of the loss of positive targets, one number or one for each
+            element of the output's last axis.
 
     Raises:
         GraphError: the argument is not valid.
@@ -198,7 +198,7 @@ class BinaryCrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class Correct:
-    """Which part of all has its largest output where the target is, or is largest.
+    """The accuracy: the part whose largest output is that of the target's class.
 
     Args:
         ignore_index: targets of this class do not count.
@@ -208,15 +208,15 @@ class Correct:
     best: ClassVar = "most"
 
     def __call__(self, output: Any, target: Any) -> Any:
-        found = output.argmax(1)
-        if target.ndim != found.ndim:
-            return np.equal(found, target.argmax(1)).astype(output.dtype).mean()
-        right = np.equal(found, target)
+        predicted = output.argmax(1)
+        if target.ndim != predicted.ndim:
+            return np.equal(predicted, target.argmax(1)).astype(output.dtype).mean()
+        right = np.equal(predicted, target)
         if self.ignore_index is None:
             return right.astype(output.dtype).mean()
         counts = np.not_equal(target, self.ignore_index)
-        both = np.logical_and(right, counts).astype(output.dtype).sum()
-        return both / counts.astype(output.dtype).sum()
+        hits = np.logical_and(right, counts).astype(output.dtype).sum()
+        return hits / counts.astype(output.dtype).sum()
 
     def counted(self, output: Any, target: Any) -> Any:
         if self.ignore_index is None or target.ndim == output.ndim:
@@ -294,14 +294,14 @@ class CrossEntropy(Loss):
         if self.probabilities:
             check_range(self, target, 0.0, 1.0)
             return
-        known = (target >= 0) & (target < output.shape[1])
+        is_valid = (target >= 0) & (target < output.shape[1])
         if self.ignore_index is not None:
-            known |= target == self.ignore_index
-        if not known.all():
-            place = tuple(np.argwhere(~known)[0].tolist())
+            is_valid |= target == self.ignore_index
+        if not is_valid.all():
+            index = tuple(np.argwhere(~is_valid)[0].tolist())
             ignored = "" if self.ignore_index is None else f", and {self.ignore_index}"
             raise GraphError(
-                f"{type(self).__name__}: target{list(place)} is {target[place]}; valid are indices "
+                f"{type(self).__name__}: target{list(index)} is {target[index]}; valid are indices "
                 f"from 0 to {output.shape[1] - 1} of the output's classes{ignored}"
             )
 
@@ -321,13 +321,14 @@ class CrossEntropy(Loss):
         return pointwise("Weight", _chosen, is_class, self._weights(output)).sum()
 
     def _weights(self, output: Any) -> Any:
+        """The weights of all classes, which broadcast with the output."""
         classes = output.shape[1]
         given = np.ones(classes) if self.weight is None else np.asarray(self.weight)
         column = (1, classes, *(1 for _ in output.shape[2:]))
         return output._constant(given.reshape(column), output.dtype)
 
     def _classes(self, output: Any, target: Any) -> tuple[Any, Any]:
-        """Where each target's class is, and where a target counts, if not all do."""
+        """The mask of each target's class, and the mask of targets that count, if not all do."""
         column = (1, output.shape[1], *(1 for _ in output.shape[2:]))
         index = target.reshape(target.shape[0], 1, *target.shape[1:])
         numbers = output._constant(np.arange(output.shape[1]).reshape(column), "int64")
@@ -342,7 +343,7 @@ class CrossEntropy(Loss):
         return apply(ops.LogSoftmax(1), output)
 
     def _factor(self, log: Any) -> Any:
-        """What a class's term is multiplied by, besides its weight."""
+        """The factor of a class's term besides its weight, from the log-probability."""
         return 1.0
 
     def __call__(self, output: Any, target: Any, sample_weight: Any = None) -> Any:
@@ -351,10 +352,10 @@ class CrossEntropy(Loss):
         weight: Any = self._weights(output)
         total_weight: Any = float(prod(output.shape) // classes)
         if sample_weight is not None:
-            places = (output.shape[0], *output.shape[2:])
-            each = aligned(self, sample_weight, places)
-            total_weight = each.sum() * float(prod(places) // prod(each.shape))
-            weight = weight * each.reshape(each.shape[0], 1, *each.shape[1:])
+            positions = (output.shape[0], *output.shape[2:])
+            sample = aligned(self, sample_weight, positions)
+            total_weight = sample.sum() * float(prod(positions) // prod(sample.shape))
+            weight = weight * sample.reshape(sample.shape[0], 1, *sample.shape[1:])
         smooth, even = 1.0 - self.label_smoothing, self.label_smoothing / classes
         if self.probabilities:
 
@@ -378,10 +379,12 @@ class CrossEntropy(Loss):
 
 
 def _chosen(here: Any, weight: Any) -> Any:
+    """The weight where the mask is set, else 0."""
     return scalar.where(here > 0.0, weight, 0.0)
 
 
 def check_range(owner: Loss, target: np.ndarray, low: float, high: float) -> None:
+    """GraphError unless all values of a target are from ``low`` to ``high``."""
     wrong = ~((target >= low) & (target <= high))
     if wrong.any():
         place = tuple(np.argwhere(wrong)[0].tolist())
@@ -420,9 +423,9 @@ class Weighted(Loss):
                 "trainer targets=[(shape, dtype), ((N,), 'float32')]"
             )
         weighed: Any = self.loss
-        found = weighed(output, target[0], sample_weight=target[1])
+        value = weighed(output, target[0], sample_weight=target[1])
         if not _is_by_index(self.loss):
-            return found
+            return value
         index, ignored = target[0], self.loss.ignore_index
         wrong = np.logical_or(index < 0, index >= output.shape[1])
         if ignored is not None:
@@ -431,12 +434,12 @@ class Weighted(Loss):
         def body(loss: Any, wrong: Any) -> Any:
             return scalar.where(wrong > 0.0, nan, loss)
 
-        # A trainer does not look at targets whose types it is told.
-        return pointwise("Checked", body, found, wrong.astype(output.dtype).max())
+        # A trainer does not check values of targets whose types it is given.
+        return pointwise("Checked", body, value, wrong.astype(output.dtype).max())
 
     def counted(self, output: Any, target: Any) -> Any:
-        """By what a batch's mean counts among those of other batches: the sum of the weights, times
-        those of the targets' classes if the loss has such."""
+        """The weight of a batch's mean among those of other batches: the sum of the samples'
+        weights, each times the weight of the target's class if the loss has such."""
         weight = target[1]
         if not _is_by_index(self.loss):
             return weight.sum()
@@ -447,8 +450,8 @@ class Weighted(Loss):
         index = target[0].reshape(target[0].shape[0], 1, *target[0].shape[1:])
         column = (1, classes, *(1 for _ in output.shape[2:]))
         here = np.equal(index, output._constant(np.arange(classes).reshape(column), "int64"))
-        own = output._constant(numbers.reshape(column), output.dtype)
-        chosen = pointwise("Own", lambda h, w: scalar.where(h > 0.0, w, 0.0), here, own).sum(1)
+        weights = output._constant(numbers.reshape(column), output.dtype)
+        chosen = pointwise("Own", lambda h, w: scalar.where(h > 0.0, w, 0.0), here, weights).sum(1)
         return (chosen * aligned(self, weight, tuple(chosen.shape))).sum()
 
 

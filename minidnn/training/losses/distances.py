@@ -212,7 +212,7 @@ class HingeEmbedding(Loss):
 
 
 def check_signs(owner: Loss, target: np.ndarray) -> None:
-    """GraphError unless all are 1 or -1."""
+    """GraphError unless all targets are 1 or -1."""
     wrong = abs(target) != 1
     if wrong.any():
         place = tuple(np.argwhere(wrong)[0].tolist())
@@ -222,7 +222,7 @@ def check_signs(owner: Loss, target: np.ndarray) -> None:
 
 
 def several(owner: Loss, output: Any, *names: str) -> tuple[Any, ...]:
-    """So many outputs, in this order or by these names."""
+    """As many outputs as ``names``, given in this order or by these names."""
     if isinstance(output, dict) and set(names) == set(output):
         return tuple(output[name] for name in names)
     given = tuple(output.values()) if isinstance(output, dict) else output

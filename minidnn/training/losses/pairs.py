@@ -1,4 +1,4 @@
-"""Losses of embeddings: what belongs together lies near, and what does not lies apart."""
+"""Losses of embeddings: samples that belong together should be near, others far apart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def _over(x: Any, margin: float) -> Any:
-    """How far numbers are above minus the margin, at least 0."""
+    """The hinge ``max(x + margin, 0)``."""
     return pointwise("Hinge", lambda x: scalar.maximum(x + margin, 0.0), x)
 
 
@@ -160,22 +160,23 @@ class _OfLabels(Loss):
 
 
 def _same(x: Any, labels: Any) -> Any:
-    """1 where two samples have one label, (N, N); a sample and itself have, too."""
+    """1 where two samples have the same label, (N, N); the diagonal is 1."""
     return np.equal(labels.reshape(-1, 1), labels.reshape(1, -1)).astype(x.dtype)
 
 
 def _apart(x: Any) -> Any:
-    """Distances of all samples to all, (N, N)."""
+    """The distances between all pairs of samples, (N, N)."""
     n, features = x.shape
     return _distance(x.reshape(n, 1, features), x.reshape(1, n, features), 2.0, 0.0)
 
 
 def _eye(x: Any) -> Any:
+    """The identity matrix (N, N) as a constant."""
     return x._constant(np.eye(x.shape[0]), x.dtype)
 
 
 def _mean_of(each: Any, counts: Any) -> Any:
-    """The mean of those that count; 0 if there are none."""
+    """The mean of the values whose ``counts`` are 1; 0 if there are none."""
     total, count = (each * counts).sum(), counts.sum()
     return pointwise("Mean", lambda s, c: s / scalar.where(c > 0.0, c, 1.0), total, count)
 
@@ -232,18 +233,18 @@ class Triplet(_OfLabels):
         farthest = pointwise("Other", lambda d, s: scalar.where(s > 0.0, d, 0.0), apart, other).max(
             1, keepdims=True
         )
-        found = pointwise(
+        negative = pointwise(
             "Semihard",
             lambda near, far, any: scalar.where(any > 0.0, near, far),
             _nearest(wide, beyond),
             farthest,
             beyond.max(2),
         )
-        return _mean_of(_over(apart - found, margin), own * other.max(1, keepdims=True))
+        return _mean_of(_over(apart - negative, margin), own * other.max(1, keepdims=True))
 
 
 def _nearest(apart: Any, counts: Any) -> Any:
-    """The least distance of those that count, along the last axis; infinity where none does."""
+    """The least distance that counts, along the last axis; infinity where none does."""
     return pointwise("Counted", lambda d, s: scalar.where(s > 0.0, d, inf), apart, counts).min(-1)
 
 
@@ -290,7 +291,7 @@ class Contrastive(_OfLabels):
 
 @dataclass(frozen=True)
 class SupervisedContrastive(_OfLabels):
-    """Of rows of length 1, ``z``, of one output (N, D) and labels (N,): minus the mean, over the
+    """For rows ``z`` of length 1 of one output (N, D) and labels (N,): minus the mean, over the
     others of a sample's label, of ``log(exp(z @ other / t) / sum)``, where the sum is that of all
     other samples; the mean over samples with others of their label.
 
@@ -321,8 +322,8 @@ class SupervisedContrastive(_OfLabels):
         logs = apply(ops.LogSoftmax(1), hidden)
         own = _same(output, target) - eye
         count = own.sum(1)
-        found = pointwise("Own", lambda x, s: scalar.where(s > 0.0, -x, 0.0), logs, own).sum(1)
-        each = pointwise("Mean", lambda s, c: s / scalar.maximum(c, 1.0), found, count)
+        total = pointwise("Own", lambda x, s: scalar.where(s > 0.0, -x, 0.0), logs, own).sum(1)
+        each = pointwise("Mean", lambda s, c: s / scalar.maximum(c, 1.0), total, count)
         return _mean_of(each, (count > 0.0).astype(output.dtype))
 
 

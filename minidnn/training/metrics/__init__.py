@@ -1,4 +1,4 @@
-"""Metrics of a whole set: what evaluation and epochs measure, and no means of their batches."""
+"""Metrics of a whole set, for evaluations and epochs, which are no means of their batches."""
 
 from minidnn.training.metrics.classes import (
     Accuracy,

@@ -70,8 +70,8 @@ class Accuracy(Averaged):
         self.top_k = top_k
 
     def seen(self, output: Any, target: Any) -> tuple[Any, ...]:
-        found = super().seen(output, target)
-        return found if self.top_k == 1 else (output,)
+        values = super().seen(output, target)
+        return values if self.top_k == 1 else (output,)
 
     def batch(self, output: np.ndarray, target: np.ndarray) -> States:
         if self.top_k == 1:
@@ -79,12 +79,12 @@ class Accuracy(Averaged):
         classes = output.shape[1]
         if target.ndim == output.ndim:
             target = target.argmax(1)
-        # Ignored targets may be no index; what stands in their place does not count.
+        # Ignored targets may be no valid index; they are clipped, and do not count below.
         index = np.clip(target, 0, classes - 1)[:, None].astype(np.int64)
-        own = np.take_along_axis(output, index, 1)
+        score = np.take_along_axis(output, index, 1)
         numbers = np.arange(classes).reshape(1, classes, *(1 for _ in output.shape[2:]))
-        is_before = (output > own) | (np.isnan(output) & ~np.isnan(own))
-        is_before |= ((output == own) | (np.isnan(output) & np.isnan(own))) & (numbers < index)
+        is_before = (output > score) | (np.isnan(output) & ~np.isnan(score))
+        is_before |= ((output == score) | (np.isnan(output) & np.isnan(score))) & (numbers < index)
         is_among = is_before.sum(1) < self.top_k
         return self.confusions(np.where(is_among, index[:, 0], output.argmax(1)), target, classes)
 
@@ -215,11 +215,11 @@ class JaccardIndex(Averaged):
         super().__init__(task, average=average, threshold=threshold, ignore_index=ignore_index)
 
     def rates(self, states: States) -> tuple[np.ndarray, ...]:
-        found = super().rates(states)
-        if self._is_left_out(found) and self.average == "micro":
-            keep = np.arange(len(found[0])) != self.ignore_index
-            return tuple(each[keep] for each in found)
-        return found
+        rates = super().rates(states)
+        if self._is_left_out(rates) and self.average == "micro":
+            keep = np.arange(len(rates[0])) != self.ignore_index
+            return tuple(each[keep] for each in rates)
+        return rates
 
     def rate(
         self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray, apart: np.ndarray
@@ -229,15 +229,16 @@ class JaccardIndex(Averaged):
     def counts_in_mean(
         self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray
     ) -> np.ndarray:
-        there = super().counts_in_mean(right, wrong, missed)
+        weights = super().counts_in_mean(right, wrong, missed)
         if self._is_left_out((right,)):
-            there[self.ignore_index] = 0.0
-        return there
+            weights[self.ignore_index] = 0.0
+        return weights
 
     def _is_left_out(self, rates: Sequence[np.ndarray]) -> bool:
+        """Whether the ignored class is one of the classes, and so left out of the mean."""
         ignored = self.ignore_index
-        own = self.task == "multiclass" and ignored is not None
-        return own and 0 <= (ignored or 0) < len(rates[0])
+        applies = self.task == "multiclass" and ignored is not None
+        return applies and 0 <= (ignored or 0) < len(rates[0])
 
 
 class ConfusionMatrix(OfClasses):
@@ -277,12 +278,12 @@ class ConfusionMatrix(OfClasses):
 
     def result(self, states: States) -> Any:
         counts = self.counts(states)
-        found = counts[0] if self.task == "binary" else counts
+        matrix = counts[0] if self.task == "binary" else counts
         if self.normalize in (None, "none"):
-            return found
+            return matrix
         axes: Any = {"true": -1, "pred": -2, "all": (-2, -1)}[str(self.normalize)]
-        found = found.astype(np.float64)
-        return ratio(found, np.broadcast_to(found.sum(axes, keepdims=True), found.shape))
+        matrix = matrix.astype(np.float64)
+        return ratio(matrix, np.broadcast_to(matrix.sum(axes, keepdims=True), matrix.shape))
 
 
 class CohenKappa(OfClasses):
@@ -327,11 +328,11 @@ class CohenKappa(OfClasses):
         counts = self.counts(states).astype(np.float64)
         counts = counts[0] if self.task == "binary" else counts
         numbers = np.arange(len(counts))
-        apart = np.abs(numbers[:, None] - numbers).astype(np.float64)
-        cost = {"linear": apart, "quadratic": apart**2}.get(str(self.weights), apart != 0)
+        gap = np.abs(numbers[:, None] - numbers).astype(np.float64)
+        cost = {"linear": gap, "quadratic": gap**2}.get(str(self.weights), gap != 0)
         expected = np.outer(counts.sum(1), counts.sum(0)) / max(counts.sum(), 1.0)
-        whole = (cost * expected).sum()
-        return float(1.0 - (cost * counts).sum() / whole) if whole else float("nan")
+        total = (cost * expected).sum()
+        return float(1.0 - (cost * counts).sum() / total) if total else float("nan")
 
 
 class MatthewsCorrCoef(OfClasses):
@@ -346,8 +347,13 @@ class MatthewsCorrCoef(OfClasses):
     def result(self, states: States) -> Any:
         counts = self.counts(states).astype(np.float64)
         counts = counts if self.task == "multiclass" else counts.sum(0)
-        are, found, right, total = counts.sum(1), counts.sum(0), np.trace(counts), counts.sum()
+        true, predicted, right, total = (
+            counts.sum(1),
+            counts.sum(0),
+            np.trace(counts),
+            counts.sum(),
+        )
         if len(counts) == 2 and total and right in (0.0, total):
             return 1.0 if right else -1.0
-        spread = np.sqrt((total**2 - (found**2).sum()) * (total**2 - (are**2).sum()))
-        return float((right * total - (are * found).sum()) / spread) if spread else 0.0
+        spread = np.sqrt((total**2 - (predicted**2).sum()) * (total**2 - (true**2).sum()))
+        return float((right * total - (true * predicted).sum()) / spread) if spread else 0.0

@@ -1,6 +1,8 @@
-"""What a metric is: a number of a whole set, and not a mean of its batches' numbers.
+"""The base classes of metrics: numbers of a whole set, which are no means of its batches' numbers.
 
-Metrics of classes follow from which class was taken for which, and how often.
+A metric reduces each batch to states, which are added or concatenated over batches, and computes
+its result from them.  Metrics of classes keep a confusion matrix: how often each class was taken
+for each.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ __all__ = [
 ]
 
 
-#: What is kept of the batches so far, by name.
+#: What a metric keeps of the batches so far: arrays by name.
 States = Mapping[str, np.ndarray]
 
 
 class Metric:
     """A number, or an array, of all outputs and targets of an epoch or of an evaluation.
 
-    A subclass defines what it keeps of a batch, which is added up over batches, or put one behind
-    the other, and what that comes to.
+    A subclass defines the states that it keeps of a batch, which are added up over batches or
+    concatenated, and the result that it computes from them.
 
     >>> class Spread(md.metrics.Metric):
     ...     best = "least"
@@ -45,11 +47,11 @@ class Metric:
 
     #: Which way is better; None if neither is.
     best: ClassVar[Literal["least", "most"] | None] = None
-    #: Whether what is kept of batches is added up; else it is put one behind the other.
+    #: Whether the states of batches are added up; else they are concatenated along axis 0.
     adds: bool = True
 
     def seen(self, output: Any, target: Any) -> tuple[Any, ...]:
-        """What of a batch goes to the host, on symbols: by default the output."""
+        """The values of a batch that go to the host, on symbols: by default the output."""
         if not hasattr(output, "dtype"):
             raise GraphError(
                 f"{type(self).__name__}: the network has several outputs; valid are metrics by "
@@ -58,15 +60,15 @@ class Metric:
         return (output,)
 
     def batch(self, output: Any, target: Any) -> States:
-        """What is kept of a batch, of what :meth:`seen` gave and the target."""
+        """The states of a batch, from the values of :meth:`seen` and the target."""
         raise GraphError(f"{type(self).__name__} does not define batch(self, output, target)")
 
     def result(self, states: States) -> Any:
-        """What that of all batches comes to: a number, or an array."""
+        """The metric, from the states of all batches: a number, or an array."""
         raise GraphError(f"{type(self).__name__} does not define result(self, states)")
 
     def taken(self, seen: Sequence[np.ndarray], target: np.ndarray, shape: Sequence[int]) -> States:
-        """:meth:`batch` of what :meth:`seen` gave, of an output of this shape."""
+        """The states of a batch, from the values of :meth:`seen` for an output of this shape."""
         (output,) = seen
         return self.batch(output, target)
 
@@ -76,13 +78,13 @@ class Metric:
 
     @property
     def name(self) -> str:
-        """What it is called where no other name is given."""
-        apart = re.sub(r"([a-z0-9])([A-Z])|([A-Z])(?=[A-Z][a-z])", r"\1\3_\2", type(self).__name__)
-        return apart.lower()
+        """The metric's name where no other is given: that of its class, in snake case."""
+        snake = re.sub(r"([a-z0-9])([A-Z])|([A-Z])(?=[A-Z][a-z])", r"\1\3_\2", type(self).__name__)
+        return snake.lower()
 
 
 def merged(metric: Metric, before: States | None, new: States) -> States:
-    """What is kept of the batches before and of a new one."""
+    """Combines the states of the batches before with those of a new one."""
     if before is None:
         return {name: np.array(array) for name, array in new.items()}
     if metric.adds:
@@ -97,7 +99,7 @@ _AVERAGES = ("micro", "macro", "weighted", "none", None)
 
 
 class OfClasses(Metric):
-    """What metrics of classes share.
+    """The base of metrics of classes: arguments, and confusion matrices as states.
 
     "multiclass": outputs are scores (N, C, ...) and targets classes (N, ...), or a probability for
     each class.  "binary": outputs are scores (N, ...) or (N, 1, ...) and targets 0 and 1;
@@ -149,7 +151,7 @@ class OfClasses(Metric):
         }
 
     def confusions(self, found: np.ndarray, target: np.ndarray, classes: int) -> States:
-        """How often each class, a row, was taken for each, a column."""
+        """The confusion matrix: how often each class, a row, was taken for each, a column."""
         target = as_classes(self, target, found.shape)
         keep = np.ones(target.shape, bool)
         if self.ignore_index is not None:
@@ -163,27 +165,28 @@ class OfClasses(Metric):
         return states["logits" if states.get("outside", 0) else "counts"]
 
     def rates(self, states: States) -> tuple[np.ndarray, ...]:
-        """For each class or label, how many were found rightly, found wrongly, missed, and rightly
-        not found."""
+        """True positives, false positives, false negatives and true negatives of each class or
+        label."""
         counts = self.counts(states).astype(np.float64)
         if self.task == "multiclass":
-            right = np.diag(counts)
-            found, are = counts.sum(0), counts.sum(1)
-            return right, found - right, are - right, counts.sum() - found - are + right
+            hits = np.diag(counts)
+            predicted, actual = counts.sum(0), counts.sum(1)
+            return hits, predicted - hits, actual - hits, counts.sum() - predicted - actual + hits
         return counts[:, 1, 1], counts[:, 0, 1], counts[:, 1, 0], counts[:, 0, 0]
 
 
 def _matrices(found: np.ndarray, target: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """A confusion matrix of 2 by 2 for each label."""
+    """The confusion matrices of all labels: (labels, 2, 2)."""
     counts = np.zeros((target.shape[1], 2, 2), np.int64)
     for label in range(target.shape[1]):
-        some = keep[:, label]
-        pairs = target[:, label][some].astype(np.int64) * 2 + found[:, label][some]
+        counting = keep[:, label]
+        pairs = target[:, label][counting].astype(np.int64) * 2 + found[:, label][counting]
         counts[label] = np.bincount(pairs, minlength=4).reshape(2, 2)
     return counts
 
 
 def check_classes(owner: Metric, shape: Any) -> None:
+    """GraphError unless the output's shape is one of scores of classes."""
     if len(shape) < 2 or shape[1] < 2:
         raise GraphError(
             f"{type(owner).__name__}: the output has shape {tuple(shape)}; valid for "
@@ -204,6 +207,7 @@ def as_classes(owner: Metric, target: np.ndarray, shape: Any) -> np.ndarray:
 
 
 def check_range(owner: Metric, target: np.ndarray, classes: int) -> None:
+    """GraphError if a target is no index of a class."""
     if target.size and not (target.min() >= 0 and target.max() < classes):
         raise GraphError(
             f"{type(owner).__name__}: targets go from {target.min()} to {target.max()}; valid are "
@@ -214,7 +218,7 @@ def check_range(owner: Metric, target: np.ndarray, classes: int) -> None:
 def as_labels(
     owner: Any, output: np.ndarray, target: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores, targets, and which of them count, of shape (samples, labels)."""
+    """Scores, targets, and the mask of those that count, each of shape (samples, labels)."""
     if owner.task == "binary":
         if output.size != target.size:
             raise _misfit(owner, output, target, "as many elements each")
@@ -236,6 +240,7 @@ def as_labels(
 
 
 def _misfit(owner: Metric, output: np.ndarray, target: np.ndarray, valid: str) -> GraphError:
+    """The error of an output and a target whose shapes do not fit."""
     return GraphError(
         f"{type(owner).__name__}: the output has shape {output.shape} and the target "
         f"{target.shape}; valid is {valid}"
@@ -243,12 +248,12 @@ def _misfit(owner: Metric, output: np.ndarray, target: np.ndarray, valid: str) -
 
 
 def ratio(part: Any, whole: Any) -> np.ndarray:
-    """The quotient, and 0 of nothing."""
+    """The quotient, and 0 where the divisor is 0."""
     return np.divide(part, whole, out=np.zeros(np.shape(part)), where=np.asarray(whole) != 0)
 
 
 class Averaged(OfClasses):
-    """What rates of classes share: the mean over classes."""
+    """The base of metrics that are a rate of each class, averaged over classes."""
 
     best = "most"
 
@@ -271,8 +276,8 @@ class Averaged(OfClasses):
     def rate(
         self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray, apart: np.ndarray
     ) -> np.ndarray:
-        """The rate of each class, of how many were found rightly and wrongly, missed, and rightly
-        not found."""
+        """The rate of each class, from its true positives, false positives, false negatives and
+        true negatives."""
         raise GraphError(f"{type(self).__name__} does not define rate(self, ...)")
 
     def result(self, states: States) -> Any:
@@ -286,14 +291,15 @@ class Averaged(OfClasses):
         if self.average == "weighted":
             return float(ratio(((right + missed) * each).sum(), (right + missed).sum()))
         if self.average == "macro":
-            there = self.counts_in_mean(right, wrong, missed)
-            return float(ratio((there * each).sum(), there.sum()))
+            weights = self.counts_in_mean(right, wrong, missed)
+            return float(ratio((weights * each).sum(), weights.sum()))
         return each
 
     def counts_in_mean(
         self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray
     ) -> np.ndarray:
-        """Classes that neither are nor were found do not count, but labels do."""
+        """The weights of classes in a mean: 0 for those that neither occur nor were found, but 1
+        for all labels."""
         if self.task == "multilabel":
             return np.ones(right.shape)
         return ((right + wrong + missed) > 0).astype(np.float64)

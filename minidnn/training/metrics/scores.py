@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Ranking(OfClasses):
-    """What metrics of whole rankings share: all scores and targets of the set are kept."""
+    """The base of metrics of rankings, whose states are all scores and targets of the set."""
 
     best = "most"
     adds = False
@@ -79,26 +79,26 @@ class Ranking(OfClasses):
     def result(self, states: States) -> Any:
         scores, target, keep = (states[name] for name in ("scores", "target", "keep"))
         scores = _softmax(scores) if self.task == "multiclass" else scores
-        each = np.array(
+        by_class = np.array(
             [self.of_one(s[k], t[k]) for s, t, k in zip(scores.T, target.T, keep.T, strict=True)]
         )
         if self.task == "binary":
-            return float(each[0])
+            return float(by_class[0])
         if self.average in (None, "none"):
-            return each
+            return by_class
         weight = (
-            (target * keep).sum(0) if self.average == "weighted" else np.ones(len(each))
+            (target * keep).sum(0) if self.average == "weighted" else np.ones(len(by_class))
         ) * 1.0
-        there = ~np.isnan(each)
-        return float(ratio((weight * each)[there].sum(), weight[there].sum()))
+        known = ~np.isnan(by_class)
+        return float(ratio((weight * by_class)[known].sum(), weight[known].sum()))
 
     def of_one(self, scores: np.ndarray, target: np.ndarray) -> float:
-        """The number of one class, from scores (S,) and targets 0 and 1."""
+        """The metric of one class, from its scores (S,) and targets 0 and 1."""
         raise GraphError(f"{type(self).__name__} does not define of_one(self, scores, target)")
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
-    """Scores as probabilities, of each sample: by them classes are ranked over samples."""
+    """Scores as probabilities of each sample, by which a class is ranked over samples."""
     with np.errstate(invalid="ignore"):
         if scores.size and (scores >= 0).all() and (scores <= 1).all():
             return scores
@@ -107,8 +107,8 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 
 class AUROC(Ranking):
-    """The area below the curve of the part found among what is of a class, by the part found among
-    what is not: how often the one has a larger score than the other.
+    """The area under the ROC curve, the true positive rate over the false positive rate: how often
+    a sample of the class has a larger score than one that is not.
 
     Args:
         task: "multiclass", each class against the others; "binary" or "multilabel".
@@ -129,18 +129,18 @@ class AUROC(Ranking):
     def of_one(self, scores: np.ndarray, target: np.ndarray) -> float:
         if np.isnan(scores).any():
             return float("nan")
-        are = target.sum()
-        if not are or are == len(target):
+        positives = target.sum()
+        if not positives or positives == len(target):
             warnings.warn(
                 "AUROC: a class that all samples are of, or none, counts as 0",
                 MiniDNNWarning,
                 stacklevel=5,
             )
             return 0.0
-        _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
+        _, indices, counts = np.unique(scores, return_inverse=True, return_counts=True)
         ranks = np.cumsum(counts) - (counts - 1) / 2.0
-        total = ranks[places.reshape(-1)][target == 1].sum() - are * (are + 1) / 2.0
-        return float(total / (are * (len(target) - are)))
+        total = ranks[indices.reshape(-1)][target == 1].sum() - positives * (positives + 1) / 2.0
+        return float(total / (positives * (len(target) - positives)))
 
 
 class AveragePrecision(Ranking):
@@ -161,7 +161,7 @@ class AveragePrecision(Ranking):
 
 
 class Distance(Metric):
-    """What means over all elements share."""
+    """The base of means over all elements, whose states are a sum and a count."""
 
     best = "least"
 
@@ -171,8 +171,8 @@ class Distance(Metric):
                 f"{type(self).__name__}: the output has shape {output.shape} and the target "
                 f"{target.shape}; valid is one shape"
             )
-        apart = self.between(output.astype(np.float64), target.astype(np.float64))
-        return {"sum": np.array(apart.sum()), "count": np.array(apart.size)}
+        distances = self.between(output.astype(np.float64), target.astype(np.float64))
+        return {"sum": np.array(distances.sum()), "count": np.array(distances.size)}
 
     def between(self, output: np.ndarray, target: np.ndarray) -> np.ndarray:
         """The distance of each element."""
@@ -228,7 +228,7 @@ class R2Score(Metric):
     """
 
     best = "most"
-    adds = False  # sums of squares would lose digits
+    adds = False  # accumulated sums of squares would lose digits
 
     def batch(self, output: np.ndarray, target: np.ndarray) -> States:
         if output.shape != target.shape:
@@ -241,8 +241,8 @@ class R2Score(Metric):
 
     def result(self, states: States) -> Any:
         output, target = states["output"], states["target"]
-        left = ((target - output) ** 2).sum(0)
+        residual = ((target - output) ** 2).sum(0)
         spread = ((target - target.mean(0)) ** 2).sum(0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            each = np.where(spread > 0, 1.0 - left / spread, np.where(left > 0, 0.0, 1.0))
+            each = np.where(spread > 0, 1.0 - residual / spread, np.where(residual > 0, 0.0, 1.0))
         return float(each.mean())

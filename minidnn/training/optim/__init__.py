@@ -1,4 +1,4 @@
-"""Optimizers, as formulas over states, and schedules of the learning rate."""
+"""Optimizers, as scalar formulas over states, and schedules of the learning rate."""
 
 from minidnn.training.optim.adaptive import *
 from minidnn.training.optim.descent import *

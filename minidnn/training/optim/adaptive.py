@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Moments(Optimizer):
-    """What optimizers with a mean of gradients and one of their squares share."""
+    """The base of optimizers that keep a mean of gradients and one of their squares."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -42,14 +42,16 @@ class Moments(Optimizer):
         check_number(self, "eps", self.eps, 0)
 
     def corrections(self, step: int) -> tuple[float, float]:
-        """What the means of a step are divided by, since they began as 0."""
+        """The bias corrections: divisors of the two means in a step, since these began as 0."""
         first, second = self.betas
         return 1.0 - first ** (step + 1), 1.0 - second ** (step + 1)
 
     def mean(self, m: Expression, g: Expression) -> Expression:
+        """The new mean of gradients, from the old one and a gradient."""
         return float(self.betas[0]) * m + (1.0 - float(self.betas[0])) * g
 
     def square(self, v: Expression, g: Expression) -> Expression:
+        """The new mean of squares, from the old one and a gradient."""
         return float(self.betas[1]) * v + (1.0 - float(self.betas[1])) * (g * g)
 
 
@@ -62,7 +64,7 @@ class Adam(Moments):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        betas: by what the two means decay in a step.
+        betas: the decays of the two means in a step.
         eps: added to the root.
         amsgrad: whether the largest mean of squares so far takes the place of ``v``.
 
@@ -88,11 +90,11 @@ class Adam(Moments):
         return {"rate": rate, "size": rate / first, "root": root(second)}
 
     def slope(self, update: Update, p: Expression, g: Expression) -> Expression:
-        """The gradient that means are taken of."""
+        """The gradient that the means are taken of, with the weight decay."""
         return g + update.decay * p if update.decay else g
 
     def shrunk(self, update: Update, p: Expression, rate: Expression) -> Expression:
-        """The parameter that a step starts from."""
+        """The parameter that a step starts from, after a decoupled weight decay."""
         return p
 
     def apply(self, update: Update) -> None:
@@ -128,7 +130,7 @@ class AdamW(Adam):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        betas: by what the two means decay in a step.
+        betas: the decays of the two means in a step.
         eps: added to the root.
         amsgrad: whether the largest mean of squares so far takes the place of ``v``.
 
@@ -157,9 +159,9 @@ class RMSprop(Optimizer):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        alpha: by what the mean of squares decays in a step.
+        alpha: the decay of the mean of squares in a step.
         eps: added to the root.
-        momentum: by what the sum of what is subtracted decays in a step, as in :class:`SGD`.
+        momentum: the decay of the sum of steps, as in :class:`SGD`.
         centered: whether the variance takes the place of ``v``.
 
     Raises:
@@ -224,7 +226,7 @@ class RMSprop(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class _Decoupled(Moments):
-    """What may take the decay of weights as a part of the gradient, or by itself."""
+    """The base of optimizers whose weight decay is part of the gradient, or decoupled from it."""
 
     decoupled_weight_decay: bool = False
 
@@ -241,14 +243,15 @@ class _Decoupled(Moments):
 
 @cache
 def _products(beta: float, decay: float) -> tuple[float, ...]:
-    """The products of NAdam's momenta up to each step, until they count no more beside 1."""
-    found = [1.0]
-    while found[-1] > 1e-20 and len(found) < 1 << 20:
-        found.append(found[-1] * _momentum(beta, decay, len(found)))
-    return tuple(found[1:])
+    """The products of NAdam's momenta up to each step, until they are negligible beside 1."""
+    products = [1.0]
+    while products[-1] > 1e-20 and len(products) < 1 << 20:
+        products.append(products[-1] * _momentum(beta, decay, len(products)))
+    return tuple(products[1:])
 
 
 def _momentum(beta: float, decay: float, step: int) -> float:
+    """NAdam's momentum in a step, counted from 1."""
     return beta * (1.0 - 0.5 * 0.96 ** (step * decay))
 
 
@@ -259,7 +262,7 @@ class NAdam(_Decoupled):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        betas: by what the two means decay in a step.
+        betas: the decays of the two means in a step.
         eps: added to the root.
         momentum_decay: how fast the momentum grows to the first of ``betas``.
         decoupled_weight_decay: whether weights decay by themselves, as in :class:`AdamW`.
@@ -320,7 +323,7 @@ class RAdam(_Decoupled):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        betas: by what the two means decay in a step.
+        betas: the decays of the two means in a step.
         eps: added to the root.
         decoupled_weight_decay: whether weights decay by themselves, as in :class:`AdamW`.
 
@@ -371,7 +374,7 @@ class Adamax(Moments):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        betas: by what ``m`` and ``u`` decay in a step.
+        betas: the decays of ``m`` and ``u`` in a step.
         eps: added to sizes of gradients.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Gradient descent: with momentum, and with steps that are scaled by all that an element has seen.
+"""Gradient descent with momentum, and with steps that the history of each element scales.
 
 All are as in PyTorch.
 """
@@ -29,7 +29,7 @@ class SGD(Optimizer):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        momentum: by what the sum of gradients decays in a step.
+        momentum: the decay of the sum of gradients in a step.
         nesterov: whether ``p -= lr * (g + momentum * v)`` instead.
 
     Raises:
@@ -80,7 +80,7 @@ class SGD(Optimizer):
 
 
 def _slope(update: Update, p: Expression, g: Expression) -> Expression:
-    """The gradient with what weights decay by."""
+    """The gradient with the weight decay, which is part of it."""
     return g + update.decay * p if update.decay else g
 
 
@@ -142,7 +142,7 @@ class Adadelta(Optimizer):
     Args:
         lr: the learning rate, or a schedule; the paper's is 1.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        rho: by what the means decay in a step.
+        rho: the decay of the means in a step.
         eps: added under the roots.
 
     Raises:
@@ -195,7 +195,7 @@ class Rprop(Optimizer):
         lr: the size of the first step; a schedule matters only at first.
         weight_decay: only 0 is of use.
         decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        etas: by what sizes shrink and grow.
+        etas: the factors by which sizes shrink and grow.
         step_sizes: the least and the largest size.
 
     Raises:

@@ -1,6 +1,7 @@
-"""Optimizers whose steps look at a parameter as a whole.
+"""Optimizers whose steps depend on a parameter as a whole.
 
-Those for large batches are as long as its norm tells, and Muon's matrices are orthogonal.
+LARS and LAMB, for large batches, scale a step by the parameter's norm; Muon takes steps that are
+orthogonal matrices.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class LARS(Optimizer):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        momentum: by what the sum of steps decays.
+        momentum: the decay of the sum of steps.
         trust: the length of a step, as a part of the parameter's.
 
     Raises:
@@ -88,7 +89,7 @@ class LAMB(Moments):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        betas: by what the two means decay in a step.
+        betas: the decays of the two means in a step.
         eps: added to the root.
 
     Raises:
@@ -138,7 +139,7 @@ class LAMB(Moments):
         update.become(v, lambda g, v: self.square(v, g), g, v)
 
 
-#: Begins the names of the numbers of the optimizer of what is no matrix.
+#: Prefix of the names of the numbers of ``Muon.others``.
 _OTHERS = "others_"
 
 
@@ -154,11 +155,11 @@ class Muon(Optimizer):
     Args:
         lr: the learning rate, or a schedule.
         weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
-        momentum: by what the mean of gradients decays in a step.
+        momentum: the decay of the mean of gradients in a step.
         nesterov: whether the gradient is mixed in once more.
         ns_coefficients: of the polynomial ``a * x + b * x**3 + c * x**5``.
         eps: the least norm that the mean is divided by.
-        ns_steps: how often the polynomial is taken.
+        ns_steps: how often the polynomial is applied.
         adjust_lr_fn: the ratio: "original" or None, ``sqrt(max(1, rows / columns))``; or
             "match_rms_adamw", ``0.2 * sqrt(max(rows, columns))``, for :class:`AdamW`'s rates.
         others: the optimizer of parameters with fewer than two axes; without one they are refused.
@@ -234,9 +235,10 @@ class Muon(Optimizer):
                 raise GraphError(f"Muon: leave={pattern!r} fits no parameter that is trained{hint}")
 
     def _is_own(self, update: Update) -> bool:
+        """Whether Muon itself updates a parameter, and not ``others``."""
         name = update.parameter.name
-        left = any(fnmatchcase(name, pattern) for pattern in self.leave)
-        return update.parameter.type.rank >= 2 and not left
+        is_left = any(fnmatchcase(name, pattern) for pattern in self.leave)
+        return update.parameter.type.rank >= 2 and not is_left
 
     def settle(self, update: Update) -> None:
         if self._is_own(update) or self.others is None:
@@ -262,6 +264,7 @@ class Muon(Optimizer):
         self.others.apply(rest)
 
     def _apply(self, update: Update) -> None:
+        """Defines the update of a matrix."""
         p, g, m = update.parameter, update.gradient, update.slots["momentum"]
         beta = float(self.momentum)
 
@@ -286,7 +289,7 @@ class Muon(Optimizer):
         update.become(m, mean, g, m)
 
     def _orthogonal(self, x: Any) -> Any:
-        """The matrix with singular values near 1, by Newton's and Schulz's iteration."""
+        """The matrix with its singular values moved near 1, by the Newton-Schulz iteration."""
         a, b, c = map(float, self.ns_coefficients)
         tall = x.shape[0] > x.shape[1]
         x = x.swapaxes(0, 1) if tall else x

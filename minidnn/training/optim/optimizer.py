@@ -1,4 +1,4 @@
-"""What optimizers share: numbers of a step, how states change, groups, clipping, scaling the loss.
+"""The base of optimizers: updates of states, numbers of a step, groups, clipping, loss scaling.
 
 An optimizer says what a parameter and its own states (*slots*) become by scalar expressions, each
 of which is one element-wise operator.  A step whose loss is not finite changes nothing.  The loss
@@ -33,15 +33,16 @@ __all__ = [
 ]
 
 
+#: The options that a group of parameters may have.
 _GROUP = ("lr", "weight_decay")
 
 
 class Update:
-    """What one parameter becomes: what :meth:`Optimizer.apply` is given and says it with.
+    """The update of one parameter, which :meth:`Optimizer.apply` is given and defines.
 
     Args:
         trace: records the graph of the step.
-        parameter: the parameter, as it was.
+        parameter: the parameter, before the step.
         gradient: of the loss by the parameter.
         slots: the states that are kept for it, by the optimizer's names of them.
         numbers: the step's numbers, as :meth:`Optimizer.numbers` names them.
@@ -50,8 +51,8 @@ class Update:
     >>> class Signs(md.optim.Optimizer):
     ...     def apply(self, update):
     ...         p, g = update.parameter, update.gradient
-    ...         lr = update.numbers["lr"]
-    ...         step = lambda p, g, lr: p - lr * where(g > 0, 1.0, -1.0)
+    ...         lr = update.numbers["rate"]
+    ...         step = lambda p, g, lr: p - lr * md.scalar.where(g > 0, 1.0, -1.0)
     ...         update.become(p, step, p, g, lr)
     """
 
@@ -67,48 +68,48 @@ class Update:
         self.parameter = parameter
         self.gradient = gradient
         self.slots = slots
-        #: What :meth:`Optimizer.numbers` gives, by name.
+        #: The values of :meth:`Optimizer.numbers`, by name.
         self.numbers = numbers
-        #: By what its weight decays, by what its learning rate is multiplied, and whether it is
-        #: a weight of layers, and neither a bias nor of a normalization.
+        #: The weight decay, the factor of the learning rate, and whether the parameter is a weight
+        #: of a layer, and neither a bias nor of a normalization.
         self.decay, self.factor, self.is_weight = 0.0, 1.0, True
         self._trace, self._loss = trace, loss
 
     def become(self, state: State, body: Callable[..., Expression], *operands: Value) -> Value:
-        """``state`` becomes the formula of operands, if the loss is finite; what it becomes."""
+        """Sets ``state`` to a formula of operands, if the loss is finite; returns its new value."""
         new = if_finite(self._loss, state, body, *operands)
         self._trace.update(state, new)
         return new
 
 
 def if_finite(loss: Value, old: Value, body: Callable[..., Expression], *operands: Value) -> Value:
-    """The formula of operands if the loss is finite, else the old value: one operator."""
+    """The formula of operands if the loss is finite, else the old value, as one operator."""
     values = list(dict.fromkeys((loss, old, *operands)))
-    places = [values.index(each) for each in (loss, old, *operands)]
+    indices = [values.index(value) for value in (loss, old, *operands)]
 
-    def guarded(*given: Expression) -> Expression:
-        loss, old, *rest = (given[place] for place in places)
+    def guarded(*arguments: Expression) -> Expression:
+        loss, old, *rest = (arguments[i] for i in indices)
         return where(abs(loss) < inf, body(*rest), old)
 
-    found: Value = pointwise("Update", guarded, *values)
-    return found
+    new: Value = pointwise("Update", guarded, *values)
+    return new
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What parameters become, by their gradients. A subclass defines :meth:`apply`.
+    """An update rule of parameters, by their gradients. A subclass defines :meth:`apply`.
 
     Args:
         lr: the learning rate, or a function from the number of a step, counted from 0, to one: a
             schedule.
-        weight_decay: by what parameters are multiplied where the formula adds them to gradients.
+        weight_decay: the factor of parameters where the formula adds them to gradients.
         decay: "all" parameters decay, or "weights", which leaves out biases and normalizations,
             those with fewer than two axes.
-        groups: by patterns of parameters' names another ``weight_decay``, or an ``lr`` that
-            multiplies the learning rate; the last pattern that fits counts.
-        clip_norm: the largest root of the sum of the squares of all gradients; longer ones are
-            shortened. None for any.
-        clip_value: the largest number of a gradient, either way; that limit comes first.
+        groups: options by patterns of parameters' names: another ``weight_decay``, or an ``lr``
+            that multiplies the learning rate; the last pattern that fits counts.
+        clip_norm: the largest norm of all gradients together; longer ones are scaled down. None for
+            any.
+        clip_value: the largest absolute value in a gradient; this limit is applied first.
 
     Raises:
         GraphError: an argument is not valid.
@@ -124,7 +125,7 @@ class Optimizer:
     clip_norm: float | None = None
     clip_value: float | None = None
 
-    #: Names of the states that it keeps for each parameter, which begin as 0.
+    #: Names of the states that the optimizer keeps for each parameter; they begin as 0.
     slots: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -172,11 +173,11 @@ class Optimizer:
         return rate
 
     def numbers(self, step: int) -> dict[str, float]:
-        """What the formulas are given for a step, counted from 0: inputs of the graph by name."""
+        """The numbers of a step, counted from 0, by name; they are inputs of the step's graph."""
         return {"rate": self.rate(step)}
 
     def apply(self, update: Update) -> None:
-        """Says what the parameter and its slots become."""
+        """Defines what the parameter and its slots become."""
         raise GraphError(f"{type(self).__name__} does not define apply(self, update)")
 
     def settle(self, update: Update) -> None:
@@ -200,24 +201,24 @@ class Optimizer:
                 )
 
     def clipped(self, gradients: Sequence[Value]) -> list[Value]:
-        """The gradients within the limits."""
-        found: list[Any] = list(gradients)
+        """The gradients, clipped by value and then by their common norm."""
+        clipped: list[Any] = list(gradients)
         if self.clip_value is not None:
             most = float(self.clip_value)
-            found = [g.clip(-most, most) for g in found]
+            clipped = [g.clip(-most, most) for g in clipped]
         if self.clip_norm is not None:
-            squares = [squared(g) for g in found]
+            squares = [squared(g) for g in clipped]
             total = squares[0]
-            for each in squares[1:]:
-                total = total + each
+            for square in squares[1:]:
+                total = total + square
             most = float(self.clip_norm)
 
             def body(g: Expression, total: Expression) -> Expression:
                 scale = most / (total**0.5 + 1e-6)
                 return g * where(scale < 1.0, scale, 1.0)
 
-            found = [pointwise("ClipNorm", body, g, total) for g in found]
-        return found
+            clipped = [pointwise("ClipNorm", body, g, total) for g in clipped]
+        return clipped
 
 
 def squared(x: Any) -> Any:
@@ -230,7 +231,7 @@ SCALE = state_name("loss_scale")
 GOOD_STEPS = state_name("loss_scale", "good_steps")
 
 _LEAST = 2.0**-24
-"""The scale never falls below it: nothing that is finite overflows then."""
+"""The least scale, with which nothing that is finite overflows."""
 
 
 @dataclass(frozen=True)
@@ -243,9 +244,9 @@ class LossScale:
 
     Args:
         initial: the scale that training begins with.
-        growth: by what it is multiplied after ``every`` good steps.
-        backoff: by what it is multiplied after a step that was skipped.
-        every: after how many good steps in a row it grows.
+        growth: its factor after ``every`` good steps.
+        backoff: its factor after a step that was skipped.
+        every: the number of good steps in a row after which it grows.
 
     Raises:
         GraphError: an argument is not valid.
@@ -273,7 +274,7 @@ class LossScale:
         return trace.state(name, name, TensorType(()), begin)
 
     def settle(self, trace: Trace, finite: Value) -> None:
-        """Says what the scale becomes after a step; ``finite`` is a number that is finite if the
+        """Adds the updates of the scale after a step; the value ``finite`` is finite exactly if the
         step was a good one."""
         scale, name = self.state(trace), GOOD_STEPS
         type = TensorType((), "int64")
@@ -296,27 +297,27 @@ class LossScale:
 
 
 def unscaled(trace: Trace, gradients: Sequence[Value], scale: Value) -> list[Value]:
-    """Gradients divided by the scale that they were made with."""
-    found = []
-    for each in gradients:
+    """The gradients divided by the scale of the loss that they are of."""
+    divided = []
+    for gradient in gradients:
         with trace.scope("loss_scale", leaf=True):
-            found.append(pointwise("Unscale", lambda g, s: g / s, each, scale))
-    return found
+            divided.append(pointwise("Unscale", lambda g, s: g / s, gradient, scale))
+    return divided
 
 
 def if_all_finite(trace: Trace, loss: Value, gradients: Sequence[Value]) -> Value:
     """The loss if it and all gradients are finite, else a number that is not.
 
-    Sums over gradients tell: nothing makes them finite again.
+    Each gradient is summed, since a sum with a value that is not finite is not finite.
     """
     with trace.scope("loss_scale", leaf=True):
         sums: list[Any] = []
-        for each in gradients:
-            others = tuple(range(1, each.type.rank))
-            one: Any = apply(ops.Reduce("sum", others), each) if others else each
-            sums.append(one if one.type.rank else one.reshape((1,)))
-        whole: Any = sums[0] if len(sums) == 1 else apply(ops.Concat(0), *sums)
-        found: Value = pointwise(
-            "Guard", lambda x, y: where(abs(x) < inf, y, x - x), whole.sum(), loss
+        for gradient in gradients:
+            others = tuple(range(1, gradient.type.rank))
+            total: Any = apply(ops.Reduce("sum", others), gradient) if others else gradient
+            sums.append(total if total.type.rank else total.reshape((1,)))
+        totals: Any = sums[0] if len(sums) == 1 else apply(ops.Concat(0), *sums)
+        guard: Value = pointwise(
+            "Guard", lambda x, y: where(abs(x) < inf, y, x - x), totals.sum(), loss
         )
-    return found
+    return guard

@@ -14,7 +14,7 @@ from minidnn.training.optim.optimizer import Optimizer
 
 __all__ = ["ReduceOnPlateau"]
 
-#: Names of measures that are best when they are least end so.
+#: Endings of the names of measures that are best when they are least.
 _LEAST = ("loss", "error", "mae", "mse")
 
 
@@ -29,11 +29,11 @@ class ReduceOnPlateau(Callback):
         monitor: a name of epochs' records, such as "loss" or "accuracy"; that of validation counts
             where there is one.
         factor: what the rate is multiplied by, less than 1.
-        patience: so many epochs in a row may be no better.
+        patience: the number of epochs in a row that may be no better.
         best: "least" or "most"; None is "least" for losses and errors, and asks for others.
         threshold: by how much an epoch must be better to count as such.
         threshold_mode: "rel", a part of the best so far, or "abs", a number.
-        cooldown: so many epochs after the rate fell are not counted.
+        cooldown: the number of epochs that are not counted after the rate fell.
         min_lr: the rate does not fall below it.
         eps: a rate that would fall by no more than that stays.
 
@@ -82,7 +82,7 @@ class ReduceOnPlateau(Callback):
         self._restart()
 
     def _restart(self) -> None:
-        #: By what rates are multiplied just now.
+        #: The factor that rates are multiplied by now.
         self.scale = 1.0
         self._found: float | None = None
         self._bad = self._cooling = 0
@@ -98,10 +98,11 @@ class ReduceOnPlateau(Callback):
         self._see(record, _base(trainer.optimizer)(max(0, trainer.progress.steps - 1)))
 
     def lowered(self, rate: float) -> float:
-        """What a rate of the optimizer's schedule becomes."""
+        """A rate of the optimizer's schedule, lowered as far as the plateau has it now."""
         return min(rate, max(rate * self.scale, self.min_lr))
 
     def _see(self, record: Mapping[str, Any], rate: float) -> None:
+        """Takes in the record of an epoch whose rate, without the plateau, was ``rate``."""
         name = f"validation_{self.monitor}"
         name = name if name in record else self.monitor
         if name not in record:
@@ -122,6 +123,7 @@ class ReduceOnPlateau(Callback):
                 self.scale = scale
 
     def _is_better(self, found: float) -> bool:
+        """Whether a number is better than the best so far, by the threshold."""
         if isnan(found):
             return False
         sign = 1.0 if self.best == "most" else -1.0
@@ -148,8 +150,11 @@ class _Lowered:
 
 
 def _with_rates(optimizer: Optimizer, plateau: ReduceOnPlateau) -> Optimizer:
-    """The optimizer, and those that it has, with rates that a plateau lowers.  That of an earlier
-    run takes the place of none but itself."""
+    """The optimizer, and optimizers within it, with rates that a plateau lowers.
+
+    A schedule that this plateau lowered in an earlier run is unwrapped first, so that a rate is
+    lowered once; those of other plateaus stay.
+    """
     lr: Any = optimizer.lr
     own = lr.base if isinstance(lr, _Lowered) and lr.plateau is plateau else lr
     inner: dict[str, Any] = {
@@ -161,7 +166,7 @@ def _with_rates(optimizer: Optimizer, plateau: ReduceOnPlateau) -> Optimizer:
 
 
 def _base(optimizer: Optimizer) -> Callable[[int], float]:
-    """The rates that the optimizer of a plateau would have without it."""
+    """The schedule that the optimizer of a plateau has without the plateau."""
     lr: Any = optimizer.lr
     base = lr.base
     return base if callable(base) else lambda step: float(base)

@@ -33,7 +33,7 @@ class RateSchedule:
 
     Args:
         lr: the rate that the warm-up leads to.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
@@ -70,7 +70,7 @@ class ConstantRate(RateSchedule):
 
     Args:
         lr: the rate.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     >>> optimizer = md.optim.SGD(md.optim.ConstantRate(0.1, warmup=100))
     """
@@ -85,9 +85,9 @@ class StepDecay(RateSchedule):
 
     Args:
         lr: the rate at first.
-        every: after so many steps it falls.
+        every: the number of steps after which it falls.
         factor: what it is multiplied by then.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     >>> lr = md.optim.StepDecay(0.1, every=3000)
     """
@@ -112,7 +112,7 @@ class MultiStep(RateSchedule):
         lr: the rate at first.
         milestones: the steps after which it falls, counted from the end of the warm-up.
         factor: what it is multiplied by at each.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
@@ -146,7 +146,7 @@ class Exponential(RateSchedule):
         factor: what it is multiplied by in ``every`` steps.
         every: the steps that this takes; an epoch's make it PyTorch's ``ExponentialLR``, and
             smooth within an epoch.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
@@ -168,7 +168,7 @@ class Exponential(RateSchedule):
 
 @dataclass(frozen=True)
 class _Ending(RateSchedule):
-    """From ``lr`` to ``end`` after ``steps`` steps in all, the warm-up included."""
+    """The base of schedules from ``lr`` to ``end`` in ``steps`` steps, the warm-up included."""
 
     steps: int
     end: float = 0.0
@@ -182,7 +182,7 @@ class _Ending(RateSchedule):
         return self.at(min(1.0, step / (self.steps - self.warmup)))
 
     def at(self, part: float) -> float:
-        """The learning rate after that part of the steps."""
+        """The learning rate when that part of the steps, from 0 to 1, is done."""
         raise NotImplementedError
 
 
@@ -194,7 +194,7 @@ class LinearDecay(_Ending):
         lr: the rate at first.
         steps: in all, the warm-up included.
         end: the rate at the end.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     >>> optimizer = md.optim.SGD(md.optim.LinearDecay(0.1, steps=1000, warmup=100))
     """
@@ -212,7 +212,7 @@ class Polynomial(_Ending):
         steps: in all, the warm-up included.
         end: the rate at the end.
         power: the exponent; 1 makes it :class:`LinearDecay`.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
@@ -238,7 +238,7 @@ class Cosine(_Ending):
         lr: the rate at first.
         steps: in all, the warm-up included.
         end: the rate at the end.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Source: Loshchilov and Hutter, arXiv:1608.03983.
 
@@ -258,9 +258,9 @@ class OneCycle(RateSchedule):
         lr: the largest rate.
         steps: in all.
         rise: the part of the steps that rising takes.
-        start: by what the first rate is less than the largest.
-        last: by what the last rate is less than the first.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        start: the largest rate divided by the first.
+        last: the first rate divided by the last.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
@@ -291,6 +291,7 @@ class OneCycle(RateSchedule):
 
 
 def wave(begin: float, end: float, part: float) -> float:
+    """The number at a part of half a cosine wave from ``begin`` to ``end``."""
     return end + (begin - end) * (1 + cos(pi * part)) / 2
 
 
@@ -301,9 +302,9 @@ class CosineRestarts(RateSchedule):
     Args:
         lr: the rate that each wave begins with.
         period: steps of the first wave.
-        grow: by what each wave is longer than the one before, a whole number.
+        grow: the length of each wave divided by that of the one before, an integer.
         end: the rate that waves lead to.
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
@@ -345,7 +346,7 @@ class Cyclic(RateSchedule):
         mode: what the height above ``lr`` becomes: "triangular" stays, "triangular2" is halved
             with each cycle, and "exp_range" is multiplied by ``factor`` in each step.
         factor: for "exp_range".
-        warmup: so many steps lead up to ``lr`` from near 0.
+        warmup: the number of steps that lead up to ``lr`` from near 0.
 
     Raises:
         GraphError: an argument is not valid.
@@ -376,8 +377,8 @@ class Cyclic(RateSchedule):
 
     def after(self, step: int) -> float:
         down = self.up if self.down is None else self.down
-        cycle, place = divmod(step, self.up + down)
-        part = place / self.up if place <= self.up else 1.0 - (place - self.up) / down
+        cycle, position = divmod(step, self.up + down)
+        part = position / self.up if position <= self.up else 1.0 - (position - self.up) / down
         height = (self.top - self.lr) * part
         if self.mode == "triangular2":
             height /= 2.0**cycle
@@ -423,7 +424,7 @@ class InTurn:
 
     def __call__(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        place = sum(step >= each for each in self.milestones)
-        schedule = self.schedules[place]
-        begun = self.milestones[place - 1] if place else 0
-        return float(schedule(step - begun) if callable(schedule) else schedule)
+        index = sum(step >= each for each in self.milestones)
+        schedule = self.schedules[index]
+        start = self.milestones[index - 1] if index else 0
+        return float(schedule(step - start) if callable(schedule) else schedule)
