@@ -147,7 +147,7 @@ _forbidden = 0
 
 @contextlib.contextmanager
 def forbid_builds() -> Iterator[None]:
-    """Makes :func:`building_allowed` raise in every thread: only the cache serves kernels inside."""
+    """Makes :func:`building_allowed` raise in all threads: only the cache serves kernels inside."""
     global _forbidden
     with _lock:
         _forbidden += 1

@@ -1,4 +1,7 @@
-"""Strides, dilations and padding of convolutions and pooling, as two-dimensional pairs."""
+"""Strides, dilations and padding of convolutions and pooling, read from a node's attributes.
+
+Convolutions get them as pairs of rows and columns; in one dimension there is a single row.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 @dataclass(frozen=True)
 class SpatialAxes:
-    """What slides how over rows and columns; a one-dimensional window has one row."""
+    """The strides, padding (before, after) and dilations of a window along rows and columns.
+
+    A one-dimensional window has one row.
+    """
 
     strides: Pair
     pads: Pads
@@ -33,7 +39,7 @@ class SpatialAxes:
 def spatial_axes(
     call: OnnxCall, sizes: Sequence[int], kernel: Sequence[int], transposed: bool = False
 ) -> SpatialAxes:
-    """The attributes of a convolution over one or two axes of these sizes."""
+    """Reads the attributes of a convolution over one or two spatial axes of these sizes."""
     given = call.ints("kernel_shape")
     if given is not None and given != list(kernel):
         raise GraphError(f"kernel_shape={given}, but the weight's is {list(kernel)}")
@@ -56,15 +62,15 @@ def _pair(values: list) -> tuple:  # type: ignore[type-arg]
 
 
 def steps(call: OnnxCall, count: int) -> tuple[list[int], list[int]]:
-    """Strides and dilations."""
-    found = []
+    """Reads strides and dilations of ``count`` axes, by default 1."""
+    attributes = []
     for name in ("strides", "dilations"):
         values = call.ints(name)
         values = [1] * count if values is None else values
         if len(values) != count or min(values) < 1:
             raise GraphError(f"{name}={values}; valid are {count} of at least 1")
-        found.append(values)
-    return found[0], found[1]
+        attributes.append(values)
+    return attributes[0], attributes[1]
 
 
 def strides_within(
@@ -74,7 +80,8 @@ def strides_within(
     dilations: Sequence[int],
     pads: Sequence[Pair],
 ) -> list[int]:
-    """Strides no longer than the padded input and the window, beyond which all leave one window."""
+    """Returns strides limited to the padded input and the window: longer ones also leave one
+    output, and could overflow."""
     longest = [
         max(size + sum(pad), dilation * (k - 1) + 1)
         for size, k, dilation, pad in zip(sizes, kernel, dilations, pads, strict=True)
@@ -89,7 +96,7 @@ def window_pads(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> list[Pair]:
-    """The padding of each axis, given or chosen by ``auto_pad``."""
+    """Returns the padding (before, after) of each axis, from ``pads`` or ``auto_pad``."""
     auto = call.choice("auto_pad", "NOTSET", *_AUTO)
     given = call.ints("pads")
     count = len(kernel)
@@ -103,16 +110,16 @@ def window_pads(
             outputs = -(-size // stride)
             total = max((outputs - 1) * stride + dilation * (k - 1) + 1 - size, 0)
             pads.append(_halves(total, auto == "SAME_UPPER"))
-        return _moderate(sizes, pads)
+        return _check_padded_size(sizes, pads)
     values = [0] * 2 * count if given is None else given
     if len(values) != 2 * count or min(values) < 0:
         raise GraphError(f"pads={values}; valid are {2 * count} of at least 0")
     pads = list(zip(values[:count], values[count:], strict=True))
-    return _moderate(sizes, pads)
+    return _check_padded_size(sizes, pads)
 
 
-def _moderate(sizes: Sequence[int], pads: list[Pair]) -> list[Pair]:
-    """The padding, unless it makes a small plane, or a small file's, a great one."""
+def _check_padded_size(sizes: Sequence[int], pads: list[Pair]) -> list[Pair]:
+    """Returns the padding; GraphError if it makes a small input, or a small file, a huge plane."""
     padded = [size + sum(pad) for size, pad in zip(sizes, pads, strict=True)]
     most = PADDED_ELEMENTS + PADDED_TIMES * prod(sizes)
     if prod(padded) > most:
@@ -121,6 +128,7 @@ def _moderate(sizes: Sequence[int], pads: list[Pair]) -> list[Pair]:
 
 
 def _halves(total: int, more_behind: bool) -> Pair:
+    """Splits a total of padding into before and after; which of them gets the odd one is given."""
     less = total // 2
     return (less, total - less) if more_behind else (total - less, less)
 
@@ -132,7 +140,10 @@ def _transposed_pads(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> list[Pair]:
-    """What is cut off before and behind each axis; ``output_padding`` makes less of the latter."""
+    """Returns how much a transposed convolution cuts off before and after each axis.
+
+    ``output_padding`` reduces the cut after.
+    """
     count = len(kernel)
     auto = call.choice("auto_pad", "NOTSET", *_AUTO)
     wanted, given = call.ints("output_shape"), call.ints("pads")
@@ -141,7 +152,7 @@ def _transposed_pads(
         raise GraphError(f"output_padding={extra}; valid are {count} of at least 0")
     if wanted is not None and len(wanted) == count + 2:
         wanted = wanted[2:]
-    asked = wanted is not None
+    is_explicit = wanted is not None
     if wanted is None and auto.startswith("SAME"):
         wanted = [size * stride for size, stride in zip(sizes, strides, strict=True)]
     values = [0] * 2 * count if given is None or auto == "VALID" else given
@@ -153,11 +164,11 @@ def _transposed_pads(
             raise GraphError(f"output_shape={wanted}; valid are {count} of at least 1")
         pads = []
         for i, size in enumerate(sizes):
-            reach = dilations[i] * (kernel[i] - 1) + 1
-            total = strides[i] * (size - 1) + extra[i] + reach - wanted[i]
-            # What no window reaches of a size that is asked for lies behind, as in all engines.
+            extent = dilations[i] * (kernel[i] - 1) + 1
+            total = strides[i] * (size - 1) + extra[i] + extent - wanted[i]
+            # Positions of an output_shape beyond all windows come after, as in all engines.
             halves = _halves(total, auto == "SAME_UPPER")
-            pads.append((0, total) if asked and total < 0 else halves)
+            pads.append((0, total) if is_explicit and total < 0 else halves)
     full = [
         strides[i] * (size - 1) + dilations[i] * (kernel[i] - 1) + 1 + extra[i] - sum(pads[i])
         for i, size in enumerate(sizes)
