@@ -221,7 +221,7 @@ class Samples(Dataset):
     def read(self, samples: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
         return one_by_one(self, samples, self._read)
 
-    def _read(self, place: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, index: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
         x, target = self.source[sample]
         return as_numbers(as_array(x)), as_targets(as_array(target))
 

@@ -1,7 +1,6 @@
 """Operators of ONNX Runtime's own domain, which it uses, with ONNX's, in networks it quantizes.
 
-They dequantize the operands, compute in float32 and quantize the result; passes make integer
-kernels of these where they can.
+Most of them dequantize their operands, compute in float32 and quantize the result.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def _joined(call: OnnxCall, x: Value, how: How, axes: tuple[int, ...], keep: boo
         if not count:
             raise GraphError(f"the mean of an input {x.shape}, of whole numbers, is none")
         reduced = _joined(call, x, "sum", axes, keep)
-        # The cast to integers truncates the quotient.
+        # Rounds toward zero, as casting the quotient does.
         return build.pointwise("Mean", lambda a: a / count, reduced)
     if not x.type.size:
         limits = np.iinfo(np.dtype(x.dtype)) if x.dtype not in FLOATS else None

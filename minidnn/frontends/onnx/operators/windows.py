@@ -80,8 +80,8 @@ def strides_within(
     dilations: Sequence[int],
     pads: Sequence[Pair],
 ) -> list[int]:
-    """Returns strides limited to the padded input and the window: longer ones also leave one
-    output, and could overflow."""
+    """Returns strides limited to the padded input and the window: all longer ones leave one window
+    as well."""
     longest = [
         max(size + sum(pad), dilation * (k - 1) + 1)
         for size, k, dilation, pad in zip(sizes, kernel, dilations, pads, strict=True)
