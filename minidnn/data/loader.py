@@ -249,7 +249,7 @@ class Loader(Epochs):
     """Batches (x, target) of a dataset: float32 (N, C, H, W), and int64 classes.
 
     Every random choice is a function of the seed, the epoch and the sample (for mixup and cutmix,
-    the batch), so that the batches are the same to the last bit for any number of workers, and after
+    the batch), so that the batches are bit-identical for any number of workers, and after
     :meth:`restore`.
 
     Args:
