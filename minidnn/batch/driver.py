@@ -162,25 +162,27 @@ class Run:
                 f"--output {self.folder} has {other.name} and no manifest, so it is no folder of a "
                 "run; valid are an empty one, and one to go on with"
             )
-        found = Found(self.pattern)
+        matches = Found(self.pattern)
         with written_whole(self.folder / LIST) as file:
-            listed = write_list(found, file)
+            listed = write_list(matches, file)
             if not listed.files:
                 raise BatchError(
-                    f"--input {self.pattern} means no picture files ({found.left:,} others are "
+                    f"--input {self.pattern} means no picture files ({matches.left:,} others are "
                     "there)"
                 )
         header = {"job": self._job, "files": listed.files, "sha256": listed.sha256}
         manifest.begin(header)
-        others_left = f", {found.left:,} other files are left alone" if found.left else ""
+        others_left = f", {matches.left:,} other files are left alone" if matches.left else ""
         say(f"{listed.files:,} files{others_left}")
         return header
 
     def _differing(self, job: Mapping[str, Any]) -> str:
         """The arguments in which a job differs from this run's, as text; "" if they are equal."""
-        own = self._job
-        names = [name for name in {**job, **own} if job.get(name) != own.get(name)]
-        return "; ".join(f"{name} was {job.get(name)!r} and is {own.get(name)!r}" for name in names)
+        current = self._job
+        names = [name for name in {**job, **current} if job.get(name) != current.get(name)]
+        return "; ".join(
+            f"{name} was {job.get(name)!r} and is {current.get(name)!r}" for name in names
+        )
 
     def _sweep(self) -> None:
         """Removes the temporary files that killed processes left behind."""
@@ -199,10 +201,10 @@ class Run:
         done = [False] * count
         for entry in manifest.entries():
             listed = min(self.part, files - entry["part"] * self.part)
-            told = entry["good"] + len(entry["bad"])
-            if entry["part"] >= count or told != listed:
+            counted = entry["good"] + len(entry["bad"])
+            if entry["part"] >= count or counted != listed:
                 raise BatchError(
-                    f"{manifest.path} has {told} files in part {entry['part']}, and the run has "
+                    f"{manifest.path} has {counted} files in part {entry['part']}, and the run has "
                     f"{count} parts of {self.part} files: it is damaged; valid is another --output"
                 )
             path = self.folder / entry["name"]

@@ -320,10 +320,10 @@ class Manifest:
     def _lines(self) -> Iterator[dict[str, Any]]:
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                found = _parsed(line)
-                if found is None:
+                content = _parsed(line)
+                if content is None:
                     raise BatchError(self._damaged(number))
-                yield found
+                yield content
 
     def _damaged(self, number: int) -> str:
         if number == 1:
@@ -345,10 +345,10 @@ def _is_unicode(value: Any) -> bool:
 def _are_bad(value: Any) -> bool:
     """Whether a value is a list of files with the error of each."""
     return isinstance(value, list) and all(
-        isinstance(each, dict)
-        and each.keys() == {"file", "error"}
-        and all(map(_is_unicode, each.values()))
-        for each in value
+        isinstance(record, dict)
+        and record.keys() == {"file", "error"}
+        and all(map(_is_unicode, record.values()))
+        for record in value
     )
 
 

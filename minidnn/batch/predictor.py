@@ -70,15 +70,15 @@ class Predictor:
         preparation: how a picture is prepared (:class:`minidnn.Preparation`).
         top: how many classes to return; None returns the scores, the network's outputs, instead.
         labels: the names of the classes; by default those of the preparation.
-        are_probabilities: whether the network gives probabilities; else its scores' softmax is
-            taken.
+        are_probabilities: whether the network's outputs are probabilities; else they are scores,
+            and softmax makes probabilities of them.
         batch: pictures in a batch.
-        threads: that read pictures, and, on a CPU, compute; by default all usable cores.
+        threads: threads that read pictures and, on a CPU, compute; by default all usable cores.
         device, precision: as for :func:`minidnn.compile`.
 
     Raises:
-        GraphError: an argument is not valid; when it is first used, what compiling raises, and
-            for a network that takes no pictures or gives no numbers for each.
+        GraphError: an argument is not valid; on first use, whatever compiling raises, or the
+            network does not map pictures to a row of numbers each.
 
     >>> predictor = md.batch.Predictor(net, md.Preparation(36, 32), top=1, batch=2)
     >>> table = predictor({"file": ["missing.png"]})

@@ -209,8 +209,8 @@ def clear(kind: str | None = None) -> int:
     """
     kinds = kinds_of()
     if kind is not None and kind not in kinds:
-        known = ", ".join(kinds) or "none: the cache is empty"
-        raise ValueError(f"clear: kind {kind!r} is not in the cache {root()}; valid: {known}")
+        valid = ", ".join(kinds) or "none: the cache is empty"
+        raise ValueError(f"clear: kind {kind!r} is not in the cache {root()}; valid: {valid}")
     freed = 0
     for name in kinds if kind is None else [kind]:
         folders = [*shards_of(root(), name), root() / name]

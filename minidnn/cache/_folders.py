@@ -233,10 +233,10 @@ def _base() -> Path:
     reason = why_unsafe(system)
     if reason is None:
         return system
-    own = Path(os.path.realpath(root() / "temporary"))
+    cache_folder = Path(os.path.realpath(root() / "temporary"))
     try:
         with open_folder(root(), "temporary", create=True):
-            second = why_unsafe(own)
+            second = why_unsafe(cache_folder)
     except OSError as error:
         second = str(error)
     if second is not None:
@@ -244,4 +244,4 @@ def _base() -> Path:
             f"there is no folder to compile in that others cannot write to: {reason}; nor in the "
             f"cache: {second}; set TMPDIR to a folder of your own"
         )
-    return own
+    return cache_folder

@@ -155,14 +155,14 @@ class CacheStore:
         """
         try:
             with folder.file(entry.path.name) as opened, open(opened, "rb", closefd=False) as file:
-                content, found = load(file)
+                content, checksum = load(file)
         except FileNotFoundError:
             return None  # another process removed it
         except OSError as error:
             self._discard(entry, f"it cannot be read ({error})")
             return None
-        if not found.startswith(entry.check):
-            self._discard(entry, f"its checksum is {found[:_CHECK_DIGITS]}")
+        if not checksum.startswith(entry.check):
+            self._discard(entry, f"its checksum is {checksum[:_CHECK_DIGITS]}")
             return None
         return (content,)
 

@@ -268,7 +268,7 @@ class ResizedCrop:
 
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """Draws the boxes of a batch of this shape."""
-        cuts = [self.box(shape[-2], shape[-1], each) for each in draws.uniform(self.NUMBERS)]
+        cuts = [self.box(shape[-2], shape[-1], numbers) for numbers in draws.uniform(self.NUMBERS)]
         return Resized(np.array(cuts), self.size, self._resized)
 
     def _resized(self, cut: np.ndarray) -> np.ndarray:

@@ -197,7 +197,7 @@ class Samples(Dataset):
     Each x has the same shape, for pictures (C, H, W), and becomes float32 as in :class:`Arrays`.
 
     Args:
-        source: what gives the samples.
+        source: an object with ``len()`` and an index, such as a dataset of PyTorch.
         augment, classes: as of a :class:`Dataset`.
 
     Raises:

@@ -184,7 +184,7 @@ def cifar10(folder: str | os.PathLike[str], train: bool, augment: Sequence[Step]
     names = [f"data_batch_{i}" for i in range(1, 6)] if train else ["test_batch"]
     base, binary = _base(folder, "cifar-10-batches", names[0])
     parts = [_read(os.path.join(base, name), binary, (b"labels",), 10) for name in names]
-    x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return Arrays(x, y, augment, CIFAR10_CLASSES)
 
 
@@ -339,7 +339,7 @@ class Folder(Dataset):
 
     A picture is resized and its centre cut out as torchvision does for its networks, unless the
     first step is a :class:`~minidnn.data.augment.ResizedCrop`, which takes the whole picture.
-    Other files, and what is hidden, are left alone.  Pillow is needed (``minidnn[images]``).
+    Other files and hidden ones are ignored.  Pillow is needed (``minidnn[images]``).
 
     Args:
         root: a folder of folders.

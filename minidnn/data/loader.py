@@ -438,7 +438,7 @@ class Batches(Epochs):
         finite: whether NaN and infinities in x are refused.
 
     Raises:
-        DataError: the source can be read only once, or gives what is no batch.
+        DataError: the source can be read only once, or yields something that is no batch.
 
     >>> train = md.data.Batches(batches)
     >>> for x, target in train:

@@ -166,8 +166,8 @@ def moved(
     """Pictures after steps, with the masks and boxes that belong to them.
 
     Args:
-        steps: steps of this module; one of your own has ``move(shape, draws)``, which gives a
-            :class:`BatchMove`, or says ``places = False`` if it leaves pixels where they are.
+        steps: augmentation steps; one of your own has ``move(shape, draws)``, which returns a
+            :class:`BatchMove`, or ``places = False`` if it leaves pixels where they are.
         x: (N, C, H, W), float32.
         draws: the random numbers of the batch.
         masks: (N, H, W), integers, or None.

@@ -92,10 +92,10 @@ class Builder:
             return self.constant(np.empty(type.shape, numpy_dtype(type.dtype)))
         if all(isinstance(value, Constant) for value in operands):
             self._budget.spend(op.name, type.bytes)
-            known = [value for value in operands if isinstance(value, Constant)]
+            constants = [value for value in operands if isinstance(value, Constant)]
 
             def compute() -> np.ndarray:
-                (result,) = op.reference(*(value.data for value in known))
+                (result,) = op.reference(*(value.data for value in constants))
                 return np.ascontiguousarray(result).reshape(type.shape)
 
             # Moves cannot fail, and a moved large weight may never be read: fold when it is read.
@@ -187,15 +187,15 @@ class Builder:
         except ValueError:
             shapes = ", ".join(str(value.shape) for value in values)
             raise GraphError(f"shapes {shapes} do not broadcast") from None
-        kept, literals, vectors = _classified(values, shape, compute)
-        arguments = {**{i: argument(n) for n, i in enumerate((*kept, *vectors))}}
+        tensors, literals, vectors = _classified(values, shape, compute)
+        arguments = {**{i: argument(n) for n, i in enumerate((*tensors, *vectors))}}
         arguments |= {i: constant(value) for i, value in literals.items()}
         formula = number(body(*(arguments[i] for i in range(len(values)))))
-        operands = [values[i] for i in kept]
+        operands = [values[i] for i in tensors]
         operands += [self.view(values[i], (shape[1],)) for i in vectors]
-        if op is not None and len(kept) == len(values) and kept == sorted(kept):
+        if op is not None and len(tensors) == len(values) and tensors == sorted(tensors):
             return self.apply(op, *operands)
-        formula_op = Formula(formula, len(kept), len(vectors), title, dtype, compute)
+        formula_op = Formula(formula, len(tensors), len(vectors), title, dtype, compute)
         return self.apply(formula_op, *operands)
 
 
@@ -207,7 +207,7 @@ def is_whole(number: float) -> bool:
 def broadcasts_to(shape: Sequence[int], full: Sequence[int]) -> bool:
     """Whether a shape broadcasts to ``full`` without changing it."""
     pairs = zip(shape[::-1], full[::-1], strict=False)
-    return len(shape) <= len(full) and all(size in (1, whole) for size, whole in pairs)
+    return len(shape) <= len(full) and all(size in (1, full_size) for size, full_size in pairs)
 
 
 def _classified(
@@ -221,7 +221,7 @@ def _classified(
     computed = compute or computed_in([value.dtype for value in values])
     indices = list(range(len(values)))
     literals = {i: n for i in indices if (n := _number(values[i])) is not None}
-    rest = [i for i in indices if i not in literals]
+    remaining = [i for i in indices if i not in literals]
 
     def enough(chosen: list[int]) -> bool:
         """Whether these values alone determine the result's shape and compute dtype."""
@@ -230,12 +230,12 @@ def _classified(
         own_dtype = compute or computed_in([value.dtype for value in operands])
         return own_shape == shape and own_dtype == computed
 
-    if not rest or not enough(rest):
+    if not remaining or not enough(remaining):
         return indices, {}, []
-    vectors = [i for i in rest if _is_vector(values[i], shape, computed)]
-    tensors = [i for i in rest if i not in vectors]
+    vectors = [i for i in remaining if _is_vector(values[i], shape, computed)]
+    tensors = [i for i in remaining if i not in vectors]
     if not tensors or not enough(tensors):
-        return rest, literals, []
+        return remaining, literals, []
     return tensors, literals, vectors
 
 
@@ -243,8 +243,8 @@ def _number(value: Value) -> float | None:
     """The number of a constant scalar; None for others, and for integers that no float holds."""
     if not isinstance(value, Constant) or value.type.size != 1:
         return None
-    found = value.data.reshape(-1)[0]
-    return None if value.dtype not in FLOATS and abs(int(found)) >= _EXACT else float(found)
+    element = value.data.reshape(-1)[0]
+    return None if value.dtype not in FLOATS and abs(int(element)) >= _EXACT else float(element)
 
 
 def _is_vector(value: Value, shape: tuple[int, ...], computed: str | None) -> bool:

@@ -149,8 +149,8 @@ class OnnxCall:
                 f"valid is {_KINDS[type]}"
             )
         if attribute.type != type:
-            given = _KINDS.get(attribute.type, f"type {attribute.type}")
-            raise GraphError(f"attribute {name!r} is {given}; valid is {_KINDS[type]}")
+            kind = _KINDS.get(attribute.type, f"type {attribute.type}")
+            raise GraphError(f"attribute {name!r} is {kind}; valid is {_KINDS[type]}")
         return getattr(attribute, _FIELDS[type])
 
     def has(self, name: str) -> bool:

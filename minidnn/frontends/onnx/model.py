@@ -132,8 +132,8 @@ def _parsed(onnx: Any, data: bytes, title: str) -> Any:
         return onnx.ModelProto.FromString(data)
     except (DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = other_format(data[:512])
-        told = str(error) if what is None else f"it {what}"
-        raise GraphError(f"{title} is no ONNX model: {told}") from error
+        reason = str(error) if what is None else f"it {what}"
+        raise GraphError(f"{title} is no ONNX model: {reason}") from error
 
 
 def _checked(proto: Any, size: int, path: Path | None, title: str) -> OnnxModel:
@@ -183,9 +183,9 @@ def _opset(proto: Any, title: str) -> int:
     versions = [entry.version for entry in proto.opset_import if entry.domain in OWN_DOMAIN]
     newest = newest_opset()
     if len(versions) != 1 or not OLDEST_OPSET <= versions[0] <= newest:
-        given = ", ".join(map(str, versions)) or "no"
+        listed = ", ".join(map(str, versions)) or "no"
         raise UnsupportedError(
-            f"{title} has opset {given}; valid is one from {OLDEST_OPSET} to {newest}"
+            f"{title} has opset {listed}; valid is one from {OLDEST_OPSET} to {newest}"
         )
     return int(versions[0])
 

@@ -161,19 +161,21 @@ class Signature:
         if len(operands) > self.most:
             raise GraphError(f"it has {len(operands)} inputs; valid are {self.most}")
         bound: dict[str, tuple[str, str]] = {}
-        for index, given in enumerate(operands):
-            if given is None:
+        for index, operand_dtype in enumerate(operands):
+            if operand_dtype is None:
                 continue
             parameter = self.parameters[min(index, len(self.parameters) - 1)]
             name = parameter.name
-            if given not in parameter.dtypes:
+            if operand_dtype not in parameter.dtypes:
                 valid = sorted(parameter.dtypes.intersection(DTYPES.values()))
-                raise GraphError(f"its {name} is {given}; valid are {', '.join(valid)}")
+                raise GraphError(f"its {name} is {operand_dtype}; valid are {', '.join(valid)}")
             if not parameter.alike:
                 continue
-            dtype, first = bound.setdefault(parameter.kind, (given, name))
-            if dtype != given:
-                raise GraphError(f"its {name} is {given}; valid is {dtype}, as its {first} is")
+            dtype, first = bound.setdefault(parameter.kind, (operand_dtype, name))
+            if dtype != operand_dtype:
+                raise GraphError(
+                    f"its {name} is {operand_dtype}; valid is {dtype}, as its {first} is"
+                )
 
 
 @cache

@@ -65,11 +65,13 @@ def bind_shapes(
             continue
         sizes = declared.sizes
         fits = sizes is None or len(sizes) == len(shape)
-        for size, own in zip(shape, sizes if fits and sizes is not None else (), strict=False):
-            if isinstance(own, str):
-                fits &= named.setdefault(own, size) == size
-            elif own is not None:
-                fits &= own == size
+        for size, declared_size in zip(
+            shape, sizes if fits and sizes is not None else (), strict=False
+        ):
+            if isinstance(declared_size, str):
+                fits &= named.setdefault(declared_size, size) == size
+            elif declared_size is not None:
+                fits &= declared_size == size
         if not fits:
             raise GraphError(
                 f"{title}: shape {shape} for input {declared.name!r}; valid is {_text(declared)}"
@@ -113,7 +115,8 @@ def check_output(title: str, declared: Any, computed: TensorType) -> None:
         for dim in tensor.shape.dim
     ]
     fits = len(sizes) == computed.rank and all(
-        own in (None, size) for own, size in zip(sizes, computed.shape, strict=True)
+        declared_size in (None, size)
+        for declared_size, size in zip(sizes, computed.shape, strict=True)
     )
     if not fits:
         shown = ", ".join("?" if size is None else str(size) for size in sizes)

@@ -225,9 +225,9 @@ def to_sized_onnx(graph: SizedGraph, opset: int) -> Any:
 
 def _replace(model: Any, name: str, new: Any) -> None:
     """Replaces an initializer by another one, or removes it if ``new`` is None."""
-    kept = [new if each.name == name else each for each in model.graph.initializer]
+    tensors = [new if each.name == name else each for each in model.graph.initializer]
     del model.graph.initializer[:]
-    model.graph.initializer.extend(each for each in kept if each is not None)
+    model.graph.initializer.extend(each for each in tensors if each is not None)
 
 
 class _Comparison:
@@ -248,18 +248,18 @@ class _Comparison:
         """
         graph = other.model.graph
         pairs = zip(self._base.model.graph.node, graph.node, strict=False)
-        for index, (base_node, node) in enumerate(pairs):
-            if base_node != node:
-                raise self._refusal(self._base.owners[index], f"its {base_node.op_type}")
+        for index, (base, node) in enumerate(pairs):
+            if base != node:
+                raise self._refusal(self._base.owners[index], f"its {base.op_type}")
         if len(self._base.owners) != len(other.owners):
             longer = max(self._base.owners, other.owners, key=len)
             raise self._refusal(longer[-1], "the number of its nodes")
         differing = {}
         for tensor in graph.initializer:
-            one = self._initializers[tensor.name]
-            if tensor != one:
-                if tensor.dims != one.dims or not _may_follow(one):
-                    raise self._refusal(self._owner_of(one.name), f"the constant {one.name!r}")
+            base = self._initializers[tensor.name]
+            if tensor != base:
+                if tensor.dims != base.dims or not _may_follow(base):
+                    raise self._refusal(self._owner_of(base.name), f"the constant {base.name!r}")
                 differing[tensor.name] = tensor
         self._differing.append(differing)
         self._interfaces.append([*graph.input, *graph.output])

@@ -100,17 +100,17 @@ def _window(writer: Writer, node: Node, inputs: list[str]) -> str:
             writer.number(window.joins.identity, x.dtype),
         ]
         x_name, pads = writer.add("Pad", operands, mode="constant"), [(0, 0), (0, 0)]
-    given: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "kernel_shape": [axis.kernel for axis in window.axes],
         "strides": [axis.stride for axis in window.axes],
         "pads": _around(pads, 2),
     }
     if any(axis.dilation > 1 for axis in window.axes):
         # ONNX Runtime's average pooling of int8 and uint8 has no such attribute.
-        given["dilations"] = [axis.dilation for axis in window.axes]
+        attributes["dilations"] = [axis.dilation for axis in window.axes]
     if window.chooses:
-        return writer.add("MaxPool", [x_name], node.name, **given)
-    mean = writer.add("AveragePool", [x_name], node.name, count_include_pad=1, **given)
+        return writer.add("MaxPool", [x_name], node.name, **attributes)
+    mean = writer.add("AveragePool", [x_name], node.name, count_include_pad=1, **attributes)
     counted = np.multiply.outer(*window.divisors(extent))
     if (counted == window.taps).all():
         return mean
@@ -167,11 +167,11 @@ def _reduce(writer: Writer, node: Node, inputs: list[str]) -> str:
     assert isinstance(node.op, ops.Reduce)
     kind = f"Reduce{node.op.how.capitalize()}"
     axes = writer.integers(node.op.dims)
-    given = {"keepdims": int(node.op.keepdim), "noop_with_empty_axes": 1}
+    attributes = {"keepdims": int(node.op.keepdim), "noop_with_empty_axes": 1}
     given_dtype = node.op.dtype
     if given_dtype is not None and given_dtype != node.inputs[0].dtype:
         inputs = [writer.add("Cast", inputs, f"{node.name}.cast", to=DATA_TYPES[given_dtype])]
-    return writer.add(kind, [*inputs, axes], node.name, **given)
+    return writer.add(kind, [*inputs, axes], node.name, **attributes)
 
 
 @writers(ops.ArgMax)

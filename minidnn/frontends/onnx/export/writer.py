@@ -155,16 +155,16 @@ def _plain(writer: Writer, node: Node, inputs: list[str]) -> str:
 @writers(ops.LeakyReLU, ops.ELU, ops.Hardsigmoid, ops.GELU)
 def _with_attributes(writer: Writer, node: Node, inputs: list[str]) -> str:
     op = node.op
-    given: dict[str, Any]
+    attributes: dict[str, Any]
     if isinstance(op, ops.LeakyReLU):
-        kind, given = "LeakyRelu", {"alpha": float(op.negative_slope)}
+        kind, attributes = "LeakyRelu", {"alpha": float(op.negative_slope)}
     elif isinstance(op, ops.ELU):
-        kind, given = "Elu", {"alpha": float(op.alpha)}
+        kind, attributes = "Elu", {"alpha": float(op.alpha)}
     elif isinstance(op, ops.GELU):
-        kind, given = "Gelu", {"approximate": op.approximate}
+        kind, attributes = "Gelu", {"approximate": op.approximate}
     else:
-        kind, given = "HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}
-    return writer.add(kind, inputs, node.name, **given)
+        kind, attributes = "HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}
+    return writer.add(kind, inputs, node.name, **attributes)
 
 
 @writers(ops.ReLU6)
@@ -195,13 +195,13 @@ def _formula(writer: Writer, node: Node, inputs: list[str]) -> str:
         scale = writer.number(steps.scale, "float32")
         return writer.add(name, [*inputs, scale, writer.number(steps.zero, steps.dtype)], node.name)
     if op == PER_CHANNEL and writer.opset >= _QUANTIZES_BY_AXIS:
-        whole, scales, zeros = node.inputs
+        quantized, scales, zeros = node.inputs
         if isinstance(scales, Constant) and isinstance(zeros, Constant):
-            per_channel = (whole.shape[0], *(1,) * (whole.type.rank - 1))
+            per_channel = (quantized.shape[0], *(1,) * (quantized.type.rank - 1))
             is_per_tensor = scales.type.size == zeros.type.size == 1
             if is_per_tensor or scales.shape == zeros.shape == per_channel:
                 to = () if is_per_tensor else (-1,)
-                numbers = scales.data.reshape(to), zeros.data.reshape(to).astype(whole.dtype)
+                numbers = scales.data.reshape(to), zeros.data.reshape(to).astype(quantized.dtype)
                 named = map(writer.constant, numbers, (scales.name, zeros.name))
                 axis = {} if is_per_tensor else {"axis": 0}
                 return writer.add(DEQUANTIZE, [inputs[0], *named], node.name, **axis)

@@ -33,10 +33,10 @@ def _reshape(call: OnnxCall) -> Value:
     if min(shape, default=0) < -1 or shape.count(-1) > 1:
         raise GraphError(f"shape={wanted}; valid are sizes, and -1 at most once")
     if -1 in shape:
-        rest = prod(size for size in shape if size != -1)
-        if not rest or x.type.size % rest:
+        known_size = prod(size for size in shape if size != -1)
+        if not known_size or x.type.size % known_size:
             raise GraphError(f"shape={wanted} does not fit an input {x.shape}")
-        shape[shape.index(-1)] = x.type.size // rest
+        shape[shape.index(-1)] = x.type.size // known_size
     return call.build.view(x, shape)
 
 
@@ -59,8 +59,8 @@ def _squeeze(call: OnnxCall) -> Value:
     dropped = call.axes(axes, x.type.rank)
     if any(x.shape[axis] != 1 for axis in dropped):
         raise GraphError(f"axes={axes} of an input {x.shape}; valid are axes of size 1")
-    kept = [size for axis, size in enumerate(x.shape) if axis not in dropped]
-    return call.build.view(x, kept)
+    sizes = [size for axis, size in enumerate(x.shape) if axis not in dropped]
+    return call.build.view(x, sizes)
 
 
 @_family("Unsqueeze")

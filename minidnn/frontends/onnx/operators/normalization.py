@@ -31,9 +31,9 @@ def _batch_norm(call: OnnxCall) -> Value | tuple[Value, ...]:
     spatial = call.opset >= 9 or call.flag("spatial", True)
     if x.type.rank < 1:
         raise GraphError(f"input has shape {x.shape}; valid is (N, C, ...)")
-    own = x.shape
+    x_shape = x.shape
     if x.type.rank == 1:  # "single dimension input of size N in which case C is assumed to be 1"
-        x = build.view(x, (*own, 1))
+        x = build.view(x, (*x_shape, 1))
     vectors = [call.operand(i) for i in range(1, 5)]
     valid = x.shape[1:2] if spatial else x.shape[1:]
     for name, vector in zip(("scale", "B", "mean", "var"), vectors, strict=True):
@@ -41,10 +41,10 @@ def _batch_norm(call: OnnxCall) -> Value | tuple[Value, ...]:
             raise GraphError(f"{name} has shape {vector.shape}; valid is {valid}")
     if training:
         out, *running = _by_own_statistics(call, x, vectors, eps, momentum)
-        return (build.view(out, own), *running)
+        return (build.view(out, x_shape), *running)
     if spatial and all(isinstance(vector, Constant) for vector in vectors):
-        return build.view(build.apply(ops.BatchNorm(eps), x, *vectors), own)
-    return build.view(_normalized_by(build, x, vectors, eps), own)
+        return build.view(build.apply(ops.BatchNorm(eps), x, *vectors), x_shape)
+    return build.view(_normalized_by(build, x, vectors, eps), x_shape)
 
 
 def _normalized_by(build: Builder, x: Value, vectors: list[Value], eps: float) -> Value:

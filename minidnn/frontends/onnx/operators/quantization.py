@@ -157,16 +157,16 @@ def _dynamic(call: OnnxCall) -> tuple[Value, ...]:
     axes = tuple(range(x.type.rank))
     if not x.type.size or not axes:
         raise call.refuse(f"its input is {x.type}, which has no range")
-    largest, least = (build.apply(ops.Reduce(how, axes), x) for how in ("max", "min"))
+    largest, smallest = (build.apply(ops.Reduce(how, axes), x) for how in ("max", "min"))
     scale = build.pointwise(
         "Scale",
         lambda a, b: _range(maximum(a, 0.0) - minimum(b, 0.0)) / 255.0,
-        *(largest, least),
+        *(largest, smallest),
     )
     zero = build.pointwise(
         "ZeroPoint",
         lambda b, s: rint(minimum(maximum((0.0 - minimum(b, 0.0)) / s, 0.0), 255.0)),
-        *(least, scale),
+        *(smallest, scale),
         dtype="uint8",
     )
     zero_float = build.cast(zero, "float32")

@@ -32,15 +32,15 @@ def _axes(call: OnnxCall, x: Value) -> tuple[tuple[int, ...], bool]:
     Without axes all are reduced, or none with ``noop_with_empty_axes``.
     """
     if call.opset < _OPERAND_SINCE.get(call.kind, 18):
-        given = call.ints("axes")
+        listed = call.ints("axes")
     else:
-        given = call.known_ints(1, "axes")
+        listed = call.known_ints(1, "axes")
     keep = call.flag("keepdims", True)
-    if not given:
+    if not listed:
         nothing = call.flag("noop_with_empty_axes")
         return (() if nothing else tuple(range(x.type.rank)), keep)
     call.flag("noop_with_empty_axes")
-    return tuple(sorted(call.axes(given, x.type.rank))), keep
+    return tuple(sorted(call.axes(listed, x.type.rank))), keep
 
 
 def _joined(call: OnnxCall, x: Value, how: How, axes: tuple[int, ...], keep: bool) -> Value:
@@ -64,8 +64,8 @@ def _joined(call: OnnxCall, x: Value, how: How, axes: tuple[int, ...], keep: boo
         limits = np.iinfo(np.dtype(x.dtype)) if x.dtype not in FLOATS else None
         bounds = (inf, -inf) if limits is None else (int(limits.max), int(limits.min))
         identity = {"sum": 0, "prod": 1, "mean": np.nan, "min": bounds[0], "max": bounds[1]}[how]
-        kept = [1 if d in axes else n for d, n in enumerate(x.shape) if keep or d not in axes]
-        return build.filled(kept, identity, x.dtype)
+        shape = [1 if d in axes else n for d, n in enumerate(x.shape) if keep or d not in axes]
+        return build.filled(shape, identity, x.dtype)
     if how == "mean" and axes == (2, 3) and keep and x.type.rank == 4:
         # As pooling: its kernels read the layout in which convolutions write.
         return build.apply(ops.AdaptiveAvgPool2d((1, 1)), x)

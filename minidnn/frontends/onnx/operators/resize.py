@@ -169,8 +169,8 @@ def _wanted(call: OnnxCall, count: int) -> tuple[list[float] | None, list[int] |
     else:
         region = _numbers(call, 1, "roi") or region
         scales, sizes = _numbers(call, 2, "scales"), call.known_ints(3, "sizes") or None
-    given = sizes if sizes is not None else scales
-    if given is None or len(given) != count or len(region) != 2 * count:
+    values = sizes if sizes is not None else scales
+    if values is None or len(values) != count or len(region) != 2 * count:
         raise GraphError(f"scales={scales}, sizes={sizes}, roi={region}; valid are {count}")
     return scales, sizes, region
 

@@ -40,9 +40,9 @@ def spatial_axes(
     call: OnnxCall, sizes: Sequence[int], kernel: Sequence[int], transposed: bool = False
 ) -> SpatialAxes:
     """Reads the attributes of a convolution over one or two spatial axes of these sizes."""
-    given = call.ints("kernel_shape")
-    if given is not None and given != list(kernel):
-        raise GraphError(f"kernel_shape={given}, but the weight's is {list(kernel)}")
+    kernel_shape = call.ints("kernel_shape")
+    if kernel_shape is not None and kernel_shape != list(kernel):
+        raise GraphError(f"kernel_shape={kernel_shape}, but the weight's is {list(kernel)}")
     strides, dilations = steps(call, len(kernel))
     find = _transposed_pads if transposed else window_pads
     pads = find(call, sizes, kernel, strides, dilations)
@@ -86,7 +86,7 @@ def strides_within(
         max(size + sum(pad), dilation * (k - 1) + 1)
         for size, k, dilation, pad in zip(sizes, kernel, dilations, pads, strict=True)
     ]
-    return [min(stride, most) for stride, most in zip(strides, longest, strict=True)]
+    return [min(stride, limit) for stride, limit in zip(strides, longest, strict=True)]
 
 
 def window_pads(
@@ -98,10 +98,12 @@ def window_pads(
 ) -> list[Pair]:
     """Returns the padding (before, after) of each axis, from ``pads`` or ``auto_pad``."""
     auto = call.choice("auto_pad", "NOTSET", *_AUTO)
-    given = call.ints("pads")
+    explicit = call.ints("pads")
     count = len(kernel)
-    if max(kernel) > LARGEST_WINDOW or max(given or [0]) > LARGEST_WINDOW:
-        raise GraphError(f"kernel {list(kernel)}, pads={given}; valid are at most {LARGEST_WINDOW}")
+    if max(kernel) > LARGEST_WINDOW or max(explicit or [0]) > LARGEST_WINDOW:
+        raise GraphError(
+            f"kernel {list(kernel)}, pads={explicit}; valid are at most {LARGEST_WINDOW}"
+        )
     if auto == "VALID":
         return [(0, 0)] * count
     if auto != "NOTSET":
@@ -111,7 +113,7 @@ def window_pads(
             total = max((outputs - 1) * stride + dilation * (k - 1) + 1 - size, 0)
             pads.append(_halves(total, auto == "SAME_UPPER"))
         return _check_padded_size(sizes, pads)
-    values = [0] * 2 * count if given is None else given
+    values = [0] * 2 * count if explicit is None else explicit
     if len(values) != 2 * count or min(values) < 0:
         raise GraphError(f"pads={values}; valid are {2 * count} of at least 0")
     pads = list(zip(values[:count], values[count:], strict=True))
@@ -121,9 +123,9 @@ def window_pads(
 def _check_padded_size(sizes: Sequence[int], pads: list[Pair]) -> list[Pair]:
     """Returns the padding; GraphError if it makes a small input, or a small file, a huge plane."""
     padded = [size + sum(pad) for size, pad in zip(sizes, pads, strict=True)]
-    most = PADDED_ELEMENTS + PADDED_TIMES * prod(sizes)
-    if prod(padded) > most:
-        raise GraphError(f"padding makes {list(sizes)} to {padded}; valid are {most} elements")
+    limit = PADDED_ELEMENTS + PADDED_TIMES * prod(sizes)
+    if prod(padded) > limit:
+        raise GraphError(f"padding makes {list(sizes)} to {padded}; valid are {limit} elements")
     return pads
 
 
@@ -146,7 +148,7 @@ def _transposed_pads(
     """
     count = len(kernel)
     auto = call.choice("auto_pad", "NOTSET", *_AUTO)
-    wanted, given = call.ints("output_shape"), call.ints("pads")
+    wanted, explicit = call.ints("output_shape"), call.ints("pads")
     extra = call.ints("output_padding") or [0] * count
     if len(extra) != count or min(extra) < 0:
         raise GraphError(f"output_padding={extra}; valid are {count} of at least 0")
@@ -155,7 +157,7 @@ def _transposed_pads(
     is_explicit = wanted is not None
     if wanted is None and auto.startswith("SAME"):
         wanted = [size * stride for size, stride in zip(sizes, strides, strict=True)]
-    values = [0] * 2 * count if given is None or auto == "VALID" else given
+    values = [0] * 2 * count if explicit is None or auto == "VALID" else explicit
     if len(values) != 2 * count or min(values) < 0:
         raise GraphError(f"pads={values}; valid are {2 * count} of at least 0")
     pads = list(zip(values[:count], values[count:], strict=True))
