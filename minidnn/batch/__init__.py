@@ -1,7 +1,7 @@
-"""Predictions for folders of pictures, of any number: offline inference.
+"""Offline inference: predictions for any number of picture files.
 
-``minidnn batch`` is the command.  :class:`Predictor` is what it runs in every worker, and what
-Spark, Dask or Ray Data can run by themselves.
+``minidnn batch`` is the command.  It runs a :class:`Predictor` in every worker process; Spark, Dask
+or Ray Data can run one by themselves.
 """
 
 from minidnn.batch.manifest import BatchError

@@ -1,4 +1,8 @@
-"""A run: lists the files, has parts of them computed, and keeps account of what is complete."""
+"""The driver of a run of ``minidnn batch``.
+
+It lists the files, splits the list into parts, has workers compute them, and records each complete
+part in the manifest, so that the same command resumes a run that was interrupted.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +30,23 @@ from minidnn.batch.manifest import (
 )
 from minidnn.batch.predictor import Predictor
 
+#: The file of the output folder that lists the pictures without predictions, and why.
 BAD = "bad.jsonl"
 
-#: Computes parts, with as many copies of a worker as it likes, and gives what became of them in any
-#: order.
+#: An executor: computes parts with any number of copies of a worker, and yields the entry of each
+#: part, in any order.
 Execute = Callable[[Worker, list[FilePart]], Iterator[Entry]]
 
 
 @dataclass
 class Summary:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
-        files: in all; ``good`` and ``bad`` are those that are done.
-        computed: files that this process had computed, in ``seconds``.
-        failed: why parts are not there, which the next run tries again.
+        files: the number of listed files.
+        good, bad: files with predictions, and without, in all complete parts.
+        computed: files whose parts this run computed, in ``seconds``.
+        failed: why parts are missing, one text for each; the next run tries them again.
     """
 
     files: int = 0
@@ -53,17 +59,17 @@ class Summary:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as its arguments say.
+    """The configuration of a run; calling it runs it.
 
     Attributes:
-        predictor: what predicts.
-        pattern: of the files, absolute.
-        folder: of the output.
-        model: what tells the predictor from another, as JSON has it; a folder is gone on with only
-            by the same.
-        format: one of :data:`FORMATS`.
-        part: files in each part.
-        retries: how often a part is tried again whose worker was killed.
+        predictor: computes the predictions, in every worker.
+        pattern: the absolute path, URL or glob pattern of the picture files.
+        folder: the output folder.
+        model: values for JSON that identify the predictor; only a run with equal ones resumes the
+            folder.
+        format: a key of :data:`minidnn.batch.manifest.FORMATS`.
+        part: files in each part but the last.
+        retries: how often a part is tried again after its worker was killed.
     """
 
     predictor: Predictor
@@ -75,10 +81,10 @@ class Run:
     retries: int = 3
 
     def __call__(self, execute: Execute, say: Callable[[str], None]) -> Summary:
-        """Computes what is missing.
+        """Computes the missing parts with ``execute``; ``say`` prints progress.
 
         BatchError if the folder is not this run's, its manifest is damaged, or a part cannot be
-        computed or written; what is complete by then stays.
+        computed or written; parts that are complete by then stay.
         """
         check_format(self.format)
         try:
@@ -93,7 +99,7 @@ class Run:
 
     def _locked(self, execute: Execute, say: Callable[[str], None]) -> Summary:
         manifest = Manifest(self.folder)
-        header = self._gone_on_with(manifest, say) or self._begin(manifest, say)
+        header = self._resumed_header(manifest, say) or self._begin(manifest, say)
         self._sweep()
         parts, sha256 = parts_of(self.folder / LIST, self.part)
         if sha256 != header["sha256"]:
@@ -115,15 +121,16 @@ class Run:
 
     @property
     def _job(self) -> dict[str, Any]:
+        """The arguments that decide a run's output, as its manifest's header has them."""
         return {"input": self.pattern, "format": self.format, "part": self.part, **self.model}
 
-    def _gone_on_with(
+    def _resumed_header(
         self, manifest: Manifest, say: Callable[[str], None]
     ) -> dict[str, Any] | None:
-        """The header of the folder's run, if it is this one; None if it is to begin.
+        """Returns the header of the folder's manifest if it is this run's; None to begin a run.
 
-        Of another run that came to nothing, as one whose model could not be compiled, nothing
-        stays.
+        The files of another run that completed nothing, such as one whose model could not be
+        compiled, are removed.
         """
         if not manifest.exists:
             return None
@@ -143,64 +150,70 @@ class Run:
         return None
 
     def _others(self, *more: str) -> list[Path]:
-        """What is in the folder beside the list of files and ``more``, and is no leftover."""
+        """The folder's files but for the lock, the list, the names ``more``, and leftovers."""
         ours = (LOCK, LIST, *more)
-        found = self.folder.iterdir()
-        return [each for each in found if each.name not in ours and not _is_left(each)]
+        paths = self.folder.iterdir()
+        return [path for path in paths if path.name not in ours and not _is_leftover(path)]
 
     def _begin(self, manifest: Manifest, say: Callable[[str], None]) -> dict[str, Any]:
-        """Lists the files, and writes a manifest with no parts."""
+        """Writes the list of files and a manifest without parts, and returns its header."""
         if other := next(iter(self._others()), None):
             raise BatchError(
                 f"--output {self.folder} has {other.name} and no manifest, so it is no folder of a "
                 "run; valid are an empty one, and one to go on with"
             )
-        found = Found(self.pattern)
+        matches = Found(self.pattern)
         with written_whole(self.folder / LIST) as file:
-            listed = write_list(found, file)
+            listed = write_list(matches, file)
             if not listed.files:
                 raise BatchError(
-                    f"--input {self.pattern} means no picture files ({found.left:,} others are "
+                    f"--input {self.pattern} means no picture files ({matches.left:,} others are "
                     "there)"
                 )
         header = {"job": self._job, "files": listed.files, "sha256": listed.sha256}
         manifest.begin(header)
-        others_left = f", {found.left:,} other files are left alone" if found.left else ""
+        others_left = f", {matches.left:,} other files are left alone" if matches.left else ""
         say(f"{listed.files:,} files{others_left}")
         return header
 
     def _differing(self, job: Mapping[str, Any]) -> str:
-        """What is another job than this, in words."""
-        own = self._job
-        names = [name for name in {**job, **own} if job.get(name) != own.get(name)]
-        return "; ".join(f"{name} was {job.get(name)!r} and is {own.get(name)!r}" for name in names)
+        """The arguments in which a job differs from this run's, as text; "" if they are equal."""
+        current = self._job
+        names = [name for name in {**job, **current} if job.get(name) != current.get(name)]
+        return "; ".join(
+            f"{name} was {job.get(name)!r} and is {current.get(name)!r}" for name in names
+        )
 
     def _sweep(self) -> None:
-        """Takes away what killed processes left."""
-        for each in self.folder.iterdir():
-            if _is_left(each):
-                each.unlink(missing_ok=True)
+        """Removes the temporary files that killed processes left behind."""
+        for path in self.folder.iterdir():
+            if _is_leftover(path):
+                path.unlink(missing_ok=True)
 
     def _done(
         self, manifest: Manifest, files: int, count: int, say: Callable[[str], None]
     ) -> list[bool]:
-        """Which of so many parts are complete, by the manifest and by their files' sizes."""
+        """Returns for each of ``count`` parts whether it is complete.
+
+        A part is complete if the manifest has an entry for it and its file has the size there.
+        ``files`` is the number of listed files.
+        """
         done = [False] * count
         for entry in manifest.entries():
             listed = min(self.part, files - entry["part"] * self.part)
-            told = entry["good"] + len(entry["bad"])
-            if entry["part"] >= count or told != listed:
+            counted = entry["good"] + len(entry["bad"])
+            if entry["part"] >= count or counted != listed:
                 raise BatchError(
-                    f"{manifest.path} has {told} files in part {entry['part']}, and the run has "
+                    f"{manifest.path} has {counted} files in part {entry['part']}, and the run has "
                     f"{count} parts of {self.part} files: it is damaged; valid is another --output"
                 )
             path = self.folder / entry["name"]
             size = path.stat().st_size if path.exists() else None
             done[entry["part"]] = size == entry["bytes"]
             if not done[entry["part"]]:
-                found = "is gone" if size is None else f"has {size:,} bytes"
+                shown = "is gone" if size is None else f"has {size:,} bytes"
                 say(
-                    f"{path} {found}, of {entry['bytes']:,} that were written; it is computed again"
+                    f"{path} {shown}, of {entry['bytes']:,} that were written; it is computed again"
                 )
         return done
 
@@ -212,6 +225,7 @@ class Run:
         done: list[bool],
         summary: Summary,
     ) -> None:
+        """Has the pending parts computed, and records each in the manifest and the summary."""
         worker = Worker(self.predictor, self.folder, self.format, self.retries)
         for entry in execute(worker, pending):
             number = entry["part"]
@@ -228,23 +242,23 @@ class Run:
                 summary.computed += entry["good"] + len(entry["bad"])
 
     def _finish(self, manifest: Manifest, summary: Summary) -> None:
-        """Counts what is there, and writes the list of bad files."""
+        """Counts the files of complete parts, and writes the list of bad ones."""
         with written_whole(self.folder / BAD) as file:
-            for entry in _latest(manifest):
+            for entry in _latest_entries(manifest):
                 summary.good += entry["good"]
                 summary.bad += len(entry["bad"])
-                for each in entry["bad"]:
-                    file.write(json.dumps(each, ensure_ascii=False).encode() + b"\n")
+                for record in entry["bad"]:
+                    file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
 
 
-def _is_left(path: Path) -> bool:
-    """Whether a killed process may have left a file."""
+def _is_leftover(path: Path) -> bool:
+    """Whether a file is a temporary one, which a killed process left behind."""
     return path.name.startswith(".") and path.suffix in (UNFINISHED, ATTEMPTS)
 
 
-def _latest(manifest: Manifest) -> Iterable[Entry]:
-    """The last entry of each part: one that was computed again has several."""
-    last = {entry["part"]: place for place, entry in enumerate(manifest.entries())}
-    for place, entry in enumerate(manifest.entries()):
-        if last[entry["part"]] == place:
+def _latest_entries(manifest: Manifest) -> Iterable[Entry]:
+    """Yields the last entry of each part: one that was computed again has several."""
+    last = {entry["part"]: index for index, entry in enumerate(manifest.entries())}
+    for index, entry in enumerate(manifest.entries()):
+        if last[entry["part"]] == index:
             yield entry

@@ -1,5 +1,8 @@
-"""Where pictures lie, in folders or behind URLs that pyarrow's file systems know; and which of them
-a pattern means, in an order that is the same every time."""
+"""The input files of a run: local and remote file systems, glob patterns, and the list of files.
+
+Files are in folders or behind URLs that pyarrow's file systems open.  A pattern yields them in a
+deterministic order; the list keeps them, so that parts are ranges of its lines.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,23 @@ from minidnn.pictures import PictureError, extensions
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+://)([^/]*)/*")
 
 _MOST_BYTES = 1 << 30
-"""Of a picture that is fetched: as many as the most pixels that are decoded take uncompressed."""
+"""The largest size of a picture that is fetched, in bytes: what the most pixels that are decoded
+take uncompressed."""
 
 _REFUSED = re.compile(
     r"ACCESS_DENIED|INVALID_OBJECT_STATE|HTTP status 403|Permission ?Denied", re.I
 )
-"""What a store says that gives its other files, but not this one."""
+"""Errors of a store that refuses this file, but is reachable and may give others."""
 _WILD = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What a folder has: a file, or a folder, which may not be one to enter."""
+    """An entry of a folder: a file, or a folder.
+
+    Attributes:
+        is_entered: whether a walk enters the folder; False for symbolic links.
+    """
 
     name: str
     path: str
@@ -40,18 +48,18 @@ class FileEntry:
 
 
 class Files(Protocol):
-    """A file system."""
+    """A file system, local or remote, as walking a pattern needs it."""
 
     def kind(self, path: str) -> str | None:
-        """What a path is: "file", "folder", or None if nothing is there; GraphError if nobody can
-        tell."""
+        """Returns "file", "folder", or None if there is nothing at a path; GraphError if the file
+        system cannot be asked."""
 
     def entries(self, folder: str) -> Iterator[FileEntry]:
-        """What a folder has, in any order; OSError if it cannot be read."""
+        """Yields the entries of a folder, in any order; OSError if it cannot be read."""
 
 
 class LocalFiles:
-    """The folders of this machine.  Links to folders are not entered: they may lead in a circle."""
+    """The file system of this machine.  Links to folders are not entered: they may form a cycle."""
 
     def kind(self, path: str) -> str | None:
         if not os.path.exists(path):
@@ -60,12 +68,12 @@ class LocalFiles:
 
     def entries(self, folder: str) -> Iterator[FileEntry]:
         with os.scandir(folder) as scanned:
-            for each in scanned:
-                yield FileEntry(each.name, each.path, each.is_dir(), not each.is_symlink())
+            for entry in scanned:
+                yield FileEntry(entry.name, entry.path, entry.is_dir(), not entry.is_symlink())
 
 
 class RemoteFiles:
-    """What is behind URLs, by their scheme and authority ("s3://bucket")."""
+    """The pyarrow file system behind URLs of one scheme and authority, such as "s3://bucket"."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -89,10 +97,10 @@ class RemoteFiles:
             yield FileEntry(name, path, info.type.name == "Directory")
 
     def read(self, path: str) -> bytes:
-        """The content of a file.
+        """Returns the content of a file.
 
-        PictureError if there is none, or it is refused; OSError if the store cannot be reached, of
-        which nothing follows for the file.
+        PictureError if there is no such file, or it is refused; OSError if the store cannot be
+        reached, so that nothing is known about the file.
         """
         try:
             with self._system.open_input_file(self._inner(path)) as file:
@@ -101,7 +109,7 @@ class RemoteFiles:
                     raise PictureError(
                         f"picture {path} has {size:,} bytes; valid are at most {_MOST_BYTES:,}"
                     )
-                found: bytes = file.read()
+                content: bytes = file.read()
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
             reason = os.strerror(error.errno) if error.errno else "it is not there"
             raise PictureError(f"picture {path} cannot be read: {reason}") from error
@@ -110,12 +118,12 @@ class RemoteFiles:
                 text = " ".join(str(error).split())[:300]
                 raise PictureError(f"picture {path} cannot be read: {text}") from error
             raise
-        if len(found) != size:
-            raise OSError(f"{len(found):,} of {size:,} bytes came")
-        return found
+        if len(content) != size:
+            raise OSError(f"{len(content):,} of {size:,} bytes came")
+        return content
 
     def _inner(self, path: str) -> str:
-        """The path as the file system has it; letters in it mean themselves."""
+        """A URL's path within pyarrow's file system; no character of it is an escape."""
         rest = path[len(self._root) :].strip("/")
         return f"{self._base}/{rest}" if rest else self._base or "/"
 
@@ -126,7 +134,7 @@ def is_remote(path: str) -> bool:
 
 
 def split_url(path: str) -> tuple[str, str]:
-    """The scheme and the authority of a URL, and what follows."""
+    """Splits a URL into its scheme with the authority ("s3://bucket"), and its path."""
     match = _URL.match(path)
     assert match is not None
     return match[1].lower() + match[2], path[match.end() :]
@@ -134,7 +142,7 @@ def split_url(path: str) -> tuple[str, str]:
 
 @cache
 def remote_files(root: str) -> RemoteFiles:
-    """The file system of a URL's scheme and authority, one for each process.
+    """Returns the file system of a URL's scheme and authority, one instance in each process.
 
     DeviceError if pyarrow is missing, GraphError if it does not know such URLs.
     """
@@ -142,11 +150,12 @@ def remote_files(root: str) -> RemoteFiles:
 
 
 def files_of_path(path: str) -> Files:
-    """The file system in which a path lies."""
+    """Returns the file system of a path or URL."""
     return remote_files(split_url(path)[0]) if is_remote(path) else LocalFiles()
 
 
 def _opened(root: str) -> tuple[Any, str]:
+    """Opens a pyarrow file system by URL, and returns it and the base path of its files."""
     try:
         from pyarrow import ArrowException
         from pyarrow.fs import FileSystem
@@ -172,21 +181,23 @@ def _opened(root: str) -> tuple[Any, str]:
 
 @dataclass
 class Found:
-    """The files that a pattern means.
+    """The files that a pattern matches, found while iterating.
 
     Attributes:
-        left: how many others are there, once all were asked for.
+        pattern: an absolute path or URL of a file or folder, or a glob pattern with ``*``, ``?``,
+            ``[]`` and ``**``.
+        left: how many other files the walk saw, once iterating is over.
     """
 
     pattern: str
     left: int = 0
 
     def __iter__(self) -> Iterator[str]:
-        """Paths in the order of their names, folder by folder; one folder's names are in memory at
-        a time.  What is hidden counts only if the pattern names it, and folders that are links are
-        not entered, since they may lead in a circle.
+        """Yields paths sorted by name, folder by folder.
 
-        GraphError if a folder cannot be read.
+        Only the entries of the folders on the current path are in memory.  Hidden files match only
+        if the pattern spells the dot, and folders that are links are not entered, since they may
+        form a cycle.  GraphError if a folder cannot be read.
         """
         files = files_of_path(self.pattern)
         root, parts = _split(self.pattern, files)
@@ -204,6 +215,12 @@ class Found:
         states: frozenset[int],
         known: frozenset[str] | None,
     ) -> Iterator[str]:
+        """Yields the matches below a folder.
+
+        The pattern's ``parts`` are states of a nondeterministic automaton over names: ``states``
+        are the indices of parts that the folder's entries may match, and ``len(parts)`` accepts.
+        ``known`` are the extensions that files must have, None for any.
+        """
         try:
             entries = sorted(files.entries(folder), key=lambda entry: entry.name)
         except OSError as error:
@@ -223,7 +240,10 @@ class Found:
 
 
 def _split(pattern: str, files: Files) -> tuple[str, list[str]]:
-    """The folder before the first wildcard, and what follows; nothing for a single file."""
+    """Splits a pattern into the folder before the first wildcard and the parts after it.
+
+    There are no parts for a single file.
+    """
     kind = files.kind(pattern)
     if kind is not None:
         return pattern, ["**"] if kind == "folder" else []
@@ -233,29 +253,29 @@ def _split(pattern: str, files: Files) -> tuple[str, list[str]]:
             "such as 'pictures/**' and 'pictures/*/*.jpg'"
         )
     before, path = split_url(pattern) if is_remote(pattern) else ("", pattern)
-    whole = path.split("/")
-    first = next((place for place, part in enumerate(whole) if _WILD.search(part)), None)
+    names = path.split("/")
+    first = next((index for index, name in enumerate(names) if _WILD.search(name)), None)
     if first is None:
         raise GraphError(f"--input {pattern}: valid are wildcards behind {before}")
-    root = "/".join(whole[:first])
+    root = "/".join(names[:first])
     if before:
         root = f"{before}/{root}"
     root = root or ("/" if pattern.startswith("/") else ".")
-    return root, [part for part in whole[first:] if part not in ("", ".")]
+    return root, [name for name in names[first:] if name not in ("", ".")]
 
 
 def _closed(parts: list[str], states: Iterable[int]) -> frozenset[int]:
-    """With each place before a ``**`` the one behind it, since it may mean no folder at all."""
-    found = set(states)
-    for state in sorted(found):
+    """Returns the states and those that ``**`` reaches without a name: it may match no folder."""
+    closure = set(states)
+    for state in sorted(closure):
         while state < len(parts) and parts[state] == "**":
             state += 1
-            found.add(state)
-    return frozenset(found)
+            closure.add(state)
+    return frozenset(closure)
 
 
 def _step(parts: list[str], states: frozenset[int], name: str) -> Iterator[int]:
-    """The places in a pattern that one more name leads to."""
+    """Yields the states that one more name leads to."""
     for state in _closed(parts, states):
         if state == len(parts) or (name.startswith(".") and not parts[state].startswith(".")):
             continue
@@ -267,10 +287,11 @@ def _step(parts: list[str], states: frozenset[int], name: str) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class FilePart:
-    """A range of lines of the list of files, which one worker computes at a time.
+    """A range of lines of the list of files: the unit of work of a worker.
 
     Attributes:
-        begin, end: bytes of the list.
+        number: the part's index, from 0.
+        begin, end: offsets in the list, in bytes.
     """
 
     number: int
@@ -280,14 +301,14 @@ class FilePart:
 
 @dataclass(frozen=True)
 class Listed:
-    """What was written of a list: how many files, and the hash of all lines."""
+    """The result of writing a list: how many files it has, and the SHA-256 of all lines."""
 
     files: int
     sha256: str
 
 
 def write_list(files: Iterable[str], file: BinaryIO) -> Listed:
-    """Writes a list of files, a JSON string in each line, whatever letters names have."""
+    """Writes a list of files, one JSON string per line, which holds any characters of a name."""
     count, digest = 0, hashlib.sha256()
     for name in files:
         line = json.dumps(name).encode() + b"\n"
@@ -298,8 +319,8 @@ def write_list(files: Iterable[str], file: BinaryIO) -> Listed:
 
 
 def parts_of(path: Path, size: int) -> tuple[list[FilePart], str]:
-    """The parts of a list, of ``size`` files each but the last, and the hash of what was read."""
-    found: list[FilePart] = []
+    """Returns the parts of a list, of ``size`` files each but the last, and the list's SHA-256."""
+    parts: list[FilePart] = []
     digest = hashlib.sha256()
     begin = end = lines = 0
     with path.open("rb") as file:
@@ -307,15 +328,15 @@ def parts_of(path: Path, size: int) -> tuple[list[FilePart], str]:
             digest.update(line)
             end, lines = end + len(line), lines + 1
             if lines == size:
-                found.append(FilePart(len(found), begin, end))
+                parts.append(FilePart(len(parts), begin, end))
                 begin, lines = end, 0
     if lines:
-        found.append(FilePart(len(found), begin, end))
-    return found, digest.hexdigest()
+        parts.append(FilePart(len(parts), begin, end))
+    return parts, digest.hexdigest()
 
 
 def files_of(path: Path, part: FilePart) -> list[str]:
-    """The files of a part."""
+    """Reads the files of a part from the list."""
     with path.open("rb") as file:
         file.seek(part.begin)
         data = file.read(part.end - part.begin)

@@ -1,9 +1,9 @@
-"""What an output folder has: parts that are whole, and the manifest of these and of their run.
+"""The output folder of a run: part files, the worker that writes them, and the manifest.
 
-A part's files are read, predicted and written, so that it is there whole or not at all.  The
-manifest is a file of JSON lines: a header, and an entry for each part, added once the part's own
-file is complete.  Every line ends with its checksum.  Only the last one can be cut off, by a
-process that was killed while it wrote; its part is computed again.
+A worker reads and predicts the files of a part and writes its part file atomically, complete or not
+at all.  The manifest is a file of JSON lines: a header that identifies the run, and an entry for
+each part, appended once the part file is complete.  Every line ends with its checksum.  Only the
+last one can be cut off, by a process that was killed while it wrote; its part is computed again.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from minidnn.batch.files import FilePart, files_of
 from minidnn.batch.predictor import PicturePrediction, Predictor
 from minidnn.errors import MiniDNNError, UnsupportedError
 
-#: Writes the predictions that have values, of which there are the columns named.
+#: Writes predictions that have values, with the named columns of them, to a file.
 Write = Callable[[Iterable[PicturePrediction], tuple[str, ...], BinaryIO], None]
 
 
 def readable(name: str) -> str:
-    """A file's name as text, with what is no UTF-8 in it as escapes."""
+    """Returns a file's name as valid Unicode, with bytes that are no UTF-8 as escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def write_lines(
     found: Iterable[PicturePrediction], columns: tuple[str, ...], file: BinaryIO
 ) -> None:
-    """One JSON object a line."""
-    for each in found:
-        values = each.values or {}
-        row = {"file": readable(each.file), **{name: values[name] for name in columns}}
+    """Writes one JSON object per line."""
+    for prediction in found:
+        values = prediction.values or {}
+        row = {"file": readable(prediction.file), **{name: values[name] for name in columns}}
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         file.write(text.encode() + b"\n")
 
@@ -48,7 +48,7 @@ def write_lines(
 def write_parquet(
     found: Iterable[PicturePrediction], columns: tuple[str, ...], file: BinaryIO
 ) -> None:
-    """A Parquet file, of one schema however few rows it has."""
+    """Writes a Parquet file, whose schema depends on the columns alone, not on the rows."""
     arrow = _arrow()
     import pyarrow.parquet
 
@@ -85,16 +85,19 @@ FORMATS: dict[str, Write] = {"parquet": write_parquet, "jsonl": write_lines}
 
 
 LIST = "inputs.jsonl"
-#: What workers leave when they are killed, which the next run takes away.
+#: Suffixes of the files that killed workers leave behind, and the next run removes: unfinished
+#: files, and counts of a part's attempts.
 UNFINISHED, ATTEMPTS = ".tmp", ".attempts"
 
-#: What became of a part, as JSON has it; with "failed" it is not there.
+#: The result of a part, as a dict for JSON.  Of a complete part: "part" (its number), "name" and
+#: "bytes" (its file), "good" (files with predictions) and "bad" (the others, with the reason).
+#: Else: "part", "failed" (the reason), and "fatal" if the whole run must stop.
 Entry = dict[str, Any]
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name once it is complete and on the disk.
+    """Opens a file to write that appears under its name once it is complete and on the disk.
 
     OSError with that name if it cannot be written.
     """
@@ -113,7 +116,7 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync(folder: Path) -> None:
-    """Lets a rename in a folder survive a loss of power."""
+    """Syncs a folder to the disk, so that a rename in it survives a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -123,11 +126,13 @@ def sync(folder: Path) -> None:
 
 @dataclass
 class Worker:
-    """Computes parts; it is sent to every process that does.
+    """Computes parts; an executor pickles it to every worker process.
 
     Attributes:
-        folder: of the output.
-        retries: how often a part is tried again whose worker was killed.
+        predictor: computes the predictions.
+        folder: the output folder, which all workers share.
+        format: a key of :data:`FORMATS`.
+        retries: how often a part is tried again after its worker was killed.
     """
 
     predictor: Predictor
@@ -136,8 +141,11 @@ class Worker:
     retries: int
 
     def __call__(self, part: FilePart) -> Entry:
-        """What became of a part.  What goes wrong with it is told, not raised: whoever runs workers
-        would pack it in errors of their own."""
+        """Computes a part and returns its entry.
+
+        Errors are returned in the entry, not raised: an executor would wrap them in errors of its
+        own.  A file beside the part counts attempts, since a killed worker can report nothing.
+        """
         attempts = self.folder / f".part-{part.number:08d}{ATTEMPTS}"
         try:
             before = _begin(attempts)
@@ -155,9 +163,9 @@ class Worker:
 
     def _compute(self, part: FilePart) -> Entry:
         files = files_of(self.folder / LIST, part)
-        found = list(self.predictor.predict(files))
-        good = [each for each in found if each.values is not None]
-        bad = [each for each in found if each.values is None]
+        predictions = list(self.predictor.predict(files))
+        good = [prediction for prediction in predictions if prediction.values is not None]
+        bad = [prediction for prediction in predictions if prediction.values is None]
         path = self.folder / f"part-{part.number:08d}.{self.format}"
         with written_whole(path) as file:
             FORMATS[self.format](good, self.predictor.columns, file)
@@ -166,10 +174,14 @@ class Worker:
             "name": path.name,
             "bytes": path.stat().st_size,
             "good": len(good),
-            "bad": [{"file": readable(each.file), "error": readable(each.error)} for each in bad],
+            "bad": [
+                {"file": readable(prediction.file), "error": readable(prediction.error)}
+                for prediction in bad
+            ],
         }
 
     def _died(self, part: FilePart, times: int) -> str:
+        """The reason for giving up a part whose worker was killed so often."""
         files = files_of(self.folder / LIST, part)
         return (
             f"its worker was killed {times} times; its {len(files)} files go from {files[0]} to "
@@ -178,7 +190,10 @@ class Worker:
 
 
 def _begin(attempts: Path) -> int:
-    """How often the part was begun before, and notes that it is begun again."""
+    """Counts one more attempt at a part, and returns how many there were before.
+
+    The file has one byte for each attempt.
+    """
     descriptor = os.open(attempts, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         before = os.fstat(descriptor).st_size
@@ -207,9 +222,9 @@ _CHECK_LENGTH = len(_CHECK.format(0))
 
 
 class FolderLock:
-    """Keeps an output folder to one process, until it is closed or ends, however that happens.
+    """Locks an output folder for one process, until it is closed or the process ends.
 
-    BatchError if another one has it.
+    BatchError if another process has the lock.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -248,41 +263,42 @@ class Manifest:
         return self.path.exists()
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Writes one with no parts."""
+        """Writes a manifest with a header and no parts."""
         with written_whole(self.path) as file:
             file.write(_line({"minidnn_batch": _FORMAT, **header}))
 
     def header(self) -> dict[str, Any]:
-        """Which run it is of."""
-        found = next(self._lines(), None)
-        if found is None or "minidnn_batch" not in found:
+        """Reads the header: "job" (the run's arguments), "files" (their number) and "sha256" (of
+        the list of files)."""
+        header = next(self._lines(), None)
+        if header is None or "minidnn_batch" not in header:
             raise BatchError(
                 f"{self.path} has no header, so that nobody can tell which run its folder is of; "
                 "valid is another --output"
             )
-        if found["minidnn_batch"] != _FORMAT:
+        if header["minidnn_batch"] != _FORMAT:
             raise BatchError(
-                f"{self.path} is of format {found['minidnn_batch']!r:.80}; valid is {_FORMAT}"
+                f"{self.path} is of format {header['minidnn_batch']!r:.80}; valid is {_FORMAT}"
             )
-        if not _is_of(found, _HEADER):
+        if not _is_of(header, _HEADER):
             raise BatchError(self._damaged(1))
-        return found
+        return header
 
     def entries(self) -> Iterator[Entry]:
-        """Those of complete parts, one at a time, in the order in which they became complete."""
-        for number, found in enumerate(self._lines(), 1):
+        """Yields the entries of complete parts, in the order in which they became complete."""
+        for number, entry in enumerate(self._lines(), 1):
             if number > 1:
-                if not _is_of(found, _ENTRY):
+                if not _is_of(entry, _ENTRY):
                     raise BatchError(self._damaged(number))
-                yield found
+                yield entry
 
     def add(self, entry: Entry) -> None:
-        """Adds a part, all of it or nothing."""
+        """Appends the entry of a part, completely or not at all."""
         data = _line(entry)
         before = self.path.stat().st_size
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         try:
-            while data:  # a full disk takes a part first, and then says so
+            while data:  # a disk that fills up writes some bytes before it fails
                 data = data[os.write(descriptor, data) :]
             os.fsync(descriptor)
         except OSError as error:
@@ -292,22 +308,22 @@ class Manifest:
             os.close(descriptor)
 
     def mend(self) -> bool:
-        """Takes away a last line that was cut off; whether there was one."""
+        """Removes a last line that was cut off; returns whether there was one."""
         with self.path.open("r+b") as file:
-            whole = sum(len(line) for line in file if line.endswith(b"\n"))
-            if whole in (0, file.tell()):
+            complete_bytes = sum(len(line) for line in file if line.endswith(b"\n"))
+            if complete_bytes in (0, file.tell()):
                 return False
-            file.truncate(whole)
+            file.truncate(complete_bytes)
         sync(self.path.parent)
         return True
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                found = _parsed(line)
-                if found is None:
+                content = _parsed(line)
+                if content is None:
                     raise BatchError(self._damaged(number))
-                yield found
+                yield content
 
     def _damaged(self, number: int) -> str:
         if number == 1:
@@ -327,17 +343,17 @@ def _is_unicode(value: Any) -> bool:
 
 
 def _are_bad(value: Any) -> bool:
-    """Whether it is a list of files with what is wrong with each."""
+    """Whether a value is a list of files with the error of each."""
     return isinstance(value, list) and all(
-        isinstance(each, dict)
-        and each.keys() == {"file", "error"}
-        and all(map(_is_unicode, each.values()))
-        for each in value
+        isinstance(record, dict)
+        and record.keys() == {"file", "error"}
+        and all(map(_is_unicode, record.values()))
+        for record in value
     )
 
 
 def _is_of(found: Mapping[str, Any], kinds: Mapping[str, Callable[[Any], bool]]) -> bool:
-    """Whether a line has what it must have."""
+    """Whether a line has all required fields, each with a valid value."""
     return all(name in found and is_right(found[name]) for name, is_right in kinds.items())
 
 
@@ -348,7 +364,7 @@ _HEADER: dict[str, Callable[[Any], bool]] = {
 }
 _ENTRY: dict[str, Callable[[Any], bool]] = {
     "part": _is_count,
-    # A file in the folder.
+    # The name of a part file, without a path.
     "name": lambda value: isinstance(value, str) and _PART_NAME.fullmatch(value) is not None,
     "bytes": _is_count,
     "good": _is_count,
@@ -357,17 +373,18 @@ _ENTRY: dict[str, Callable[[Any], bool]] = {
 
 
 def _line(content: Mapping[str, Any]) -> bytes:
+    """A line of the manifest: a JSON object whose last field is the CRC-32 of the text before."""
     text = json.dumps(content, separators=(",", ":"))[:-1]
     return f"{text}{_CHECK.format(zlib.crc32(text.encode()))}\n".encode()
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """What a line says; None if it is not as it was written."""
+    """Parses a line; None if its checksum is wrong or it is no JSON object."""
     text, check = line[: -_CHECK_LENGTH - 1], line[-_CHECK_LENGTH - 1 :]
     if check != f"{_CHECK.format(zlib.crc32(text))}\n".encode():
         return None
     try:
-        found = json.loads(text + b"}")
-    except (ValueError, RecursionError):  # somebody has made the checksum, too
+        content = json.loads(text + b"}")
+    except (ValueError, RecursionError):  # tampered with, checksum included
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None

@@ -1,4 +1,7 @@
-"""Parts on the machines of a Ray cluster, or on this one alone."""
+"""The executor of a run: computes parts on a Ray cluster, or on this machine alone.
+
+Ray Data maps parts over a pool of actors, each with its copy of the worker.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,20 @@ from minidnn.batch.files import FilePart
 from minidnn.batch.manifest import BatchError, Entry, Worker
 from minidnn.errors import DeviceError
 
-#: Objects that Ray keeps are a few bytes a part here: files are read and written by workers.
+#: Bytes of Ray's object store.  Its objects have a few bytes per part here, since workers read and
+#: write the files themselves.
 _OBJECT_STORE = 128 << 20
 
 
 @dataclass(frozen=True)
 class WorkerResources:
-    """What workers run on.
+    """The resources that workers run on.
 
     Attributes:
-        address: of a cluster, as ``ray.init`` takes it; None for this machine alone.
-        cores: that each worker has.
-        workers: at most; None for as many as there is room for.
-        device: "cuda" gives each worker a GPU.
+        address: the cluster's address, as ``ray.init`` takes it; None for this machine alone.
+        cores: CPU cores of each worker.
+        workers: the most workers; None for as many as cores or GPUs allow.
+        device: "cuda" gives each worker a GPU of its own.
     """
 
     address: str | None
@@ -38,16 +42,16 @@ class WorkerResources:
 
 @contextmanager
 def started(resources: WorkerResources) -> Iterator[Any]:
-    """Ray, connected or started, until the block ends.
+    """Connects to a Ray cluster, or starts Ray here, and yields the module until the block ends.
 
-    DeviceError if it is not installed or cannot be reached.
+    DeviceError if Ray is not installed or cannot be reached.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     if resources.address is None:
-        # On Linux, too, it has Ray listen on the loopback alone, as nobody else shall join.
+        # Makes Ray listen on the loopback alone, on Linux, too: no other machine shall join.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    # GPUs are hidden from workers that asked for none, as it will be in Ray itself.
+    # Hides GPUs from workers that asked for none, as later versions of Ray do by default.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
@@ -73,7 +77,7 @@ def started(resources: WorkerResources) -> Iterator[Any]:
         where = "here" if resources.address is None else f"at --address {resources.address}"
         text = " ".join(str(error).split())[:300]
         raise DeviceError(f"Ray cannot be used {where}: {text}") from error
-    with redirect_stdout(sys.stderr):  # where Ray tells of workers that died
+    with redirect_stdout(sys.stderr):  # Ray prints messages about dead workers to stdout
         try:
             yield ray
         finally:
@@ -83,10 +87,10 @@ def started(resources: WorkerResources) -> Iterator[Any]:
 def run_on_ray(
     ray: Any, resources: WorkerResources, worker: Worker, parts: list[FilePart]
 ) -> Iterator[Entry]:
-    """What became of the parts, as workers finish them.
+    """Computes parts on Ray and yields the entry of each, as workers finish them.
 
-    Ray starts a worker that is killed anew, and has its part computed again, as often as it takes;
-    the worker itself says when that is enough.
+    Ray restarts a worker that was killed and computes its part again, without a limit; the worker
+    itself counts attempts and gives up (:class:`minidnn.batch.manifest.Worker`).
     """
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -94,7 +98,7 @@ def run_on_ray(
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     room = _room(ray, resources)
     rows = [{"number": p.number, "begin": p.begin, "end": p.end} for p in parts]
-    # A block is what Ray computes again after a worker was killed: one part.
+    # Ray computes a block again after a worker was killed, so a block is one part.
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         _Actor,
         fn_constructor_args=(worker,),
@@ -104,7 +108,7 @@ def run_on_ray(
         compute=ray.data.ActorPoolStrategy(
             min_size=1,
             max_size=min(room.workers or 1, len(parts)),
-            # Ray would queue parts at a worker that others could compute.
+            # With more, Ray would queue parts at a busy worker while others are idle.
             max_tasks_in_flight_per_actor=1,
         ),
     )
@@ -118,23 +122,23 @@ def run_on_ray(
 
 
 def _room(ray: Any, resources: WorkerResources) -> WorkerResources:
-    """How many cores a worker gets, and how many workers there may be at most."""
-    have = ray.cluster_resources()
-    cores = int(have.get("CPU", 1))
-    each = min(resources.cores, cores)
-    most = cores // each
+    """Returns the resources with the cores of each worker and the most workers that fit Ray's."""
+    available = ray.cluster_resources()
+    cores = int(available.get("CPU", 1))
+    worker_cores = min(resources.cores, cores)
+    most = cores // worker_cores
     if resources.device == "cuda":
-        gpus = int(have.get("GPU", 0))
+        gpus = int(available.get("GPU", 0))
         if not gpus:
             raise DeviceError("--device cuda: Ray knows no GPU; ray.cluster_resources() tells all")
-        each, most = min(each, max(1, cores // gpus)), gpus
+        worker_cores, most = min(worker_cores, max(1, cores // gpus)), gpus
     return WorkerResources(
-        resources.address, each, min(most, resources.workers or most), resources.device
+        resources.address, worker_cores, min(most, resources.workers or most), resources.device
     )
 
 
 class _Actor:
-    """What Ray starts in each of its processes."""
+    """A Ray actor around a worker: maps a batch of parts to their entries as JSON."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

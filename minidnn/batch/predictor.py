@@ -1,4 +1,8 @@
-"""A network, and how pictures are prepared for it, as one object that can be sent elsewhere."""
+"""The predictor: a network and the preparation of its pictures, in one object that pickles.
+
+It reads picture files, runs the network in batches, and ranks the classes.  :mod:`minidnn.batch`
+runs one in every worker process.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +31,20 @@ from minidnn.preparation import Preparation
 from minidnn.runtime.interface import Interface
 from minidnn.sizes.sized_graph import SizedGraph
 
-#: What a file system that others share may answer once, and not the next time.
-_PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EHOSTDOWN})
+#: Transient errors of a shared file system: reading again may succeed.
+_TRANSIENT = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EHOSTDOWN})
 _ATTEMPTS = 3
-#: What computes batches of one size, or of all in a range.
+#: A compiled network, for one batch size or for a range of them.
 AnyExecutable = Executable | DynamicExecutable | BatchExecutable
 
 
 @dataclass(frozen=True)
 class PicturePrediction:
-    """What a network says about a file.
+    """The prediction for one file.
 
     Attributes:
-        values: by column; None if there is an error.
-        error: why there are none; "" if there are.
+        values: the values by column (:attr:`Predictor.columns`); None if there is an error.
+        error: why there are no values; "" if there are.
     """
 
     file: str
@@ -51,30 +55,30 @@ class PicturePrediction:
 class Predictor:
     """Predicts what is in picture files.
 
-    It can be pickled: a copy compiles the network when it is first used, in the process that uses
-    it.  Called with a table that has the column "file", a dict of sequences or a DataFrame, it
-    returns one of the same kind with the columns "file", "error" (empty for a picture that could
-    be read), and either "classes", "probabilities" and, with ``labels``, "labels", or "scores".
-    So it is what ``map_batches`` of Ray Data, ``map_partitions`` of Dask and ``mapInPandas`` of
-    Spark (which gives it an iterator: ``lambda tables: map(predictor, tables)``) want.
+    It can be pickled: a copy compiles the network on first use, in the process that uses it.
+    Called with a table that has the column "file", a dict of sequences or a DataFrame, it returns
+    one of the same kind with the columns "file", "error" (empty for a picture that could be read),
+    and either "classes", "probabilities" and, with ``labels``, "labels", or "scores".  So it fits
+    ``map_batches`` of Ray Data, ``map_partitions`` of Dask and ``mapInPandas`` of Spark (which
+    passes an iterator: ``lambda tables: map(predictor, tables)``).
 
     Args:
         network: whatever :func:`minidnn.compile` takes with one input of square pictures; or a
-            function of the number of pictures that returns that or an executable, which is called
-            where pictures are predicted.  What is for a range of batches computes the last
-            pictures, which are fewer, as they are; else zeros fill the batch.
-        preparation: what is done to a picture (:class:`minidnn.Preparation`).
-        top: how many classes are given; None for the scores, the network's own outputs, instead.
+            function of the batch size that returns that or an executable, which is called in the
+            process that predicts.  An executable for a range of batches computes the last, smaller
+            batch as it is; others fill it with zeros.
+        preparation: how a picture is prepared (:class:`minidnn.Preparation`).
+        top: how many classes to return; None returns the scores, the network's outputs, instead.
         labels: the names of the classes; by default those of the preparation.
-        are_probabilities: whether the network gives probabilities; else its scores' softmax is
-            taken.
-        batch: pictures that are computed at once.
-        threads: that read pictures, and, on a CPU, compute; by default all usable cores.
+        are_probabilities: whether the network's outputs are probabilities; else they are scores,
+            and softmax makes probabilities of them.
+        batch: pictures in a batch.
+        threads: threads that read pictures and, on a CPU, compute; by default all usable cores.
         device, precision: as for :func:`minidnn.compile`.
 
     Raises:
-        GraphError: an argument is not valid; when it is first used, what compiling raises, and
-            for a network that takes no pictures or gives no numbers for each.
+        GraphError: an argument is not valid; on first use, whatever compiling raises, or the
+            network does not map pictures to a row of numbers each.
 
     >>> predictor = md.batch.Predictor(net, md.Preparation(36, 32), top=1, batch=2)
     >>> table = predictor({"file": ["missing.png"]})
@@ -120,74 +124,81 @@ class Predictor:
 
     @property
     def executable(self) -> AnyExecutable:
-        """The compiled network, compiled when it is first asked for."""
+        """The compiled network, compiled on first use."""
         if self._executable is None:
             self._executable = self._checked(self._compiled())
         return self._executable
 
     def __call__(self, table: Any) -> Any:
-        found = list(self.predict([str(file) for file in table["file"]]))
+        predictions = list(self.predict([str(file) for file in table["file"]]))
         columns: dict[str, list[Any]] = {
-            "file": [each.file for each in found],
-            "error": [each.error for each in found],
+            "file": [prediction.file for prediction in predictions],
+            "error": [prediction.error for prediction in predictions],
         }
         for name in self.columns:
-            columns[name] = [None if p.values is None else p.values[name] for p in found]
+            columns[name] = [None if p.values is None else p.values[name] for p in predictions]
         return columns if isinstance(table, Mapping) else type(table)(columns)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What is given for each picture, in its order."""
+        """The names of the values of each prediction, in order."""
         if self.top is None:
             return ("scores",)
         return ("classes", "probabilities", *(["labels"] if self.labels is not None else []))
 
     def predict(self, files: Sequence[str]) -> Iterator[PicturePrediction]:
-        """Predictions in the order of the files.  A batch is read while the one before it is
-        computed."""
+        """Yields predictions in the order of the files.
+
+        A batch is read and decoded while the one before it is computed.
+        """
         executable = self.executable
         size = most_rows(executable, self.batch)
         batches = [files[first : first + size] for first in range(0, len(files), size)]
         with ThreadPoolExecutor(self.threads or len(os.sched_getaffinity(0))) as readers:
             ahead: list[Future[np.ndarray | str]] = []
-            for place, batch in enumerate(batches):
+            for index, batch in enumerate(batches):
                 pending = ahead or [readers.submit(self._read, file) for file in batch]
-                following = batches[place + 1] if place + 1 < len(batches) else []
+                following = batches[index + 1] if index + 1 < len(batches) else []
                 ahead = [readers.submit(self._read, file) for file in following]
-                yield from self._predicted(executable, batch, [each.result() for each in pending])
+                yield from self._predicted(
+                    executable, batch, [future.result() for future in pending]
+                )
 
     def _predicted(
         self, executable: AnyExecutable, files: Sequence[str], read: Sequence[np.ndarray | str]
     ) -> Iterator[PicturePrediction]:
-        # Pictures that cannot be read, and those missing in a batch of one size, stay zero.
+        """Computes one batch; ``read`` has for each file its picture, or why there is none."""
+        # Rows of pictures that cannot be read, and those that pad a fixed batch size, stay zero.
         shape = interface_of(executable).inputs[0].shape
         x = np.zeros((rows_for(executable, len(files)), *shape[1:]), np.float32)
-        for place, picture in enumerate(read):
+        for row, picture in enumerate(read):
             if not isinstance(picture, str):
-                x[place] = picture
-        y = _only(executable(x)).reshape(len(x), -1) if len(files) else x
+                x[row] = picture
+        y = _single_output(executable(x)).reshape(len(x), -1) if len(files) else x
         for file, picture, scores in zip(files, read, y, strict=False):
             if isinstance(picture, str):
                 yield PicturePrediction(file, None, picture)
             else:
-                yield self._judged(file, scores)
+                yield self._prediction_of(file, scores)
 
-    def _judged(self, file: str, scores: np.ndarray) -> PicturePrediction:
-        if wrong := int((~np.isfinite(scores)).sum()):
-            reason = f"{wrong} of the network's {scores.size} outputs are not finite"
+    def _prediction_of(self, file: str, scores: np.ndarray) -> PicturePrediction:
+        if nonfinite := int((~np.isfinite(scores)).sum()):
+            reason = f"{nonfinite} of the network's {scores.size} outputs are not finite"
             return PicturePrediction(file, None, f"picture {file}: {reason}")
         if self.top is None:
             return PicturePrediction(file, {"scores": scores.tolist()})
-        classes, shares = ranked(np.asarray(scores, np.float64), self.top, self.are_probabilities)
-        values: dict[str, Any] = {"classes": classes, "probabilities": shares}
+        classes, probabilities = ranked(
+            np.asarray(scores, np.float64), self.top, self.are_probabilities
+        )
+        values: dict[str, Any] = {"classes": classes, "probabilities": probabilities}
         if self.labels is not None:
-            values["labels"] = [self.labels[each] for each in classes]
+            values["labels"] = [self.labels[index] for index in classes]
         return PicturePrediction(file, values)
 
     def _read(self, file: str) -> np.ndarray | str:
-        """A picture as the network takes it, or why there is none.
+        """Returns a picture as the network takes it, (channels, crop, crop), or why there is none.
 
-        OSError if whatever has the files cannot be reached.
+        OSError if the file system or store cannot be reached.
         """
         preparation = self.preparation
         for attempt in range(_ATTEMPTS):
@@ -200,7 +211,7 @@ class Predictor:
                     _fetched(file) if is_remote(file) else None,
                 )
             except PictureError as error:
-                if not _may_pass(error) or attempt + 1 == _ATTEMPTS:
+                if not _is_transient(error) or attempt + 1 == _ATTEMPTS:
                     return str(error)
             except OSError as error:
                 if attempt + 1 == _ATTEMPTS:
@@ -212,28 +223,30 @@ class Predictor:
         raise AssertionError("the last attempt returns")
 
     def _compiled(self) -> AnyExecutable:
+        """Compiles the network; of a range of batches, the size of most batches."""
         network: Any = self.network
         if isinstance(network, (FunctionType, partial)):
             network = network(self.batch)
         if isinstance(network, AnyExecutable):
             return network
-        given: dict[str, Any] = {"precision": self.precision}
+        settings: dict[str, Any] = {"precision": self.precision}
         if (self.device or default_device()[0]) == "cpu":
-            given["threads"] = self.threads
-        options = {name: value for name, value in given.items() if value is not None}
+            settings["threads"] = self.threads
+        options = {name: value for name, value in settings.items() if value is not None}
         size = self.preparation.crop
         shape = None
         if not isinstance(network, (Graph, SizedGraph)):
             shape = (self.batch, self.preparation.channels, size, size)
-        found: AnyExecutable = minidnn.compile(network, shape, device=self.device, **options)
-        if isinstance(found, DynamicExecutable):
-            found.warm([most_rows(found, self.batch)])  # of which most batches are
-        return found
+        executable: AnyExecutable = minidnn.compile(network, shape, device=self.device, **options)
+        if isinstance(executable, DynamicExecutable):
+            executable.warm([most_rows(executable, self.batch)])  # the size of most batches
+        return executable
 
     def _checked(self, executable: AnyExecutable) -> AnyExecutable:
+        """Returns the executable; GraphError unless it maps pictures to a row of scores each."""
         interface, own = interface_of(executable), self.preparation
-        inputs = [each.shape for each in interface.inputs]
-        outputs = [each.shape for each in interface.outputs]
+        inputs = [value.shape for value in interface.inputs]
+        outputs = [value.shape for value in interface.outputs]
         wanted = (own.channels, own.crop, own.crop)
         is_fit = len(inputs) == len(outputs) == 1 and inputs[0][1:] == wanted
         if not is_fit or not outputs[0] or outputs[0][0] != inputs[0][0]:
@@ -250,42 +263,45 @@ class Predictor:
         return executable
 
 
-def _only(result: Any) -> np.ndarray:
-    """The one output, which a network may give by name."""
-    (found,) = result.values() if isinstance(result, dict) else (result,)
-    return np.asarray(found)
+def _single_output(result: Any) -> np.ndarray:
+    """Returns the single output of an executable, which may return a dict by name."""
+    (output,) = result.values() if isinstance(result, dict) else (result,)
+    return np.asarray(output)
 
 
 def _fetched(url: str) -> bytes:
-    """A file's content; OSError, which says nothing of the file, if its store is out of reach."""
+    """Fetches a URL's content; OSError if the store cannot be reached, whatever the file is."""
     return remote_files(split_url(url)[0]).read(url)
 
 
-def _may_pass(error: BaseException | None) -> bool:
-    """Whether a file system said what it may not say again, rather than a decoder."""
+def _is_transient(error: BaseException | None) -> bool:
+    """Whether an error is a transient one of the file system, and not one of the decoder."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in _PASSING:
+        if isinstance(error, OSError) and error.errno in _TRANSIENT:
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
 def interface_of(executable: AnyExecutable) -> Interface:
-    """What it takes and gives: for a range that for the smallest batch."""
+    """The inputs and outputs of an executable; of a range of batches, for the smallest one."""
     if isinstance(executable, Executable):
         return executable.interface
     return executable.at(**{dim.name: dim.least for dim in executable.dims}).interface
 
 
 def most_rows(executable: AnyExecutable, wanted: int) -> int:
-    """How many pictures it computes at once, of which ``wanted`` are enough."""
+    """The largest batch size of an executable that is useful when ``wanted`` pictures are enough.
+
+    An executable for one batch size has that size, even if it is larger.
+    """
     if isinstance(executable, Executable):
         return executable.interface.inputs[0].shape[0]
     return executable.dims[0].up_to(wanted)
 
 
 def rows_for(executable: AnyExecutable, pictures: int) -> int:
-    """The rows of a batch for so many pictures: as many, if it computes so few and any number."""
+    """The smallest batch size of an executable that holds so many pictures."""
     if isinstance(executable, Executable):
         return executable.interface.inputs[0].shape[0]
     batch = executable.dims[0]
@@ -293,11 +309,14 @@ def rows_for(executable: AnyExecutable, pictures: int) -> int:
 
 
 def ranked(scores: np.ndarray, top: int, are_probabilities: bool) -> tuple[list[int], list[float]]:
-    """The classes with the ``top`` highest scores, highest first and of equal ones the first, and
-    their probabilities: the softmax of scores that are none."""
-    shares = scores
+    """Returns the classes with the ``top`` highest scores, and their probabilities.
+
+    The highest score comes first, of equal ones the lower class.  Scores that are no probabilities
+    become some by softmax.
+    """
+    probabilities = scores
     if not are_probabilities:
-        shares = np.exp(scores - scores.max())
-        shares /= shares.sum()
+        probabilities = np.exp(scores - scores.max())
+        probabilities /= probabilities.sum()
     order = np.argsort(-scores, kind="stable")[:top]
-    return [int(index) for index in order], [float(shares[index]) for index in order]
+    return [int(index) for index in order], [float(probabilities[index]) for index in order]

@@ -1,18 +1,18 @@
-"""Files that minidnn keeps between runs: compiled kernels, measured choices, downloaded weights.
+"""The on-disk cache: compiled kernels, measured choices, downloaded weights, kept between runs.
 
-A :class:`CacheStore` is one kind of entry.  The file of an entry is::
+A :class:`CacheStore` holds the entries of one kind.  The file of an entry is::
 
     <root>/<kind>/<first two digits of key>/<key>-<checksum>[-<label>]<suffix>
 
-The checksum stands in the name, so that content and checksum appear together in one atomic
-rename and the file itself is exactly what was put (it can be given to ``dlopen``).  Entries are not
-locked: writers use a temporary file of their own, readers check what they read, and whoever
-removes a file accepts that somebody else was faster.  Folders are made for this user alone, and
-what others could have written is not read (:mod:`._trust`).  Files are not synced to the disk;
-one that a power failure truncated fails its check and is rebuilt.
+The checksum is in the name, so that content and checksum appear together in one atomic rename and
+the file has exactly the bytes that were put (``dlopen`` can load it).  Entries are not locked:
+writers use a temporary file of their own, readers verify the checksum, and removing a file
+tolerates that another process was faster.  Folders are made for this user alone, and files that
+others could have written are not read (:mod:`._trust`).  Files are not synced to the disk; one
+that a power failure truncated fails its check and is rebuilt.
 
-Environment: ``MINIDNN_CACHE`` is the folder; ``MINIDNN_NO_COMPILE=1`` makes
-:func:`building_allowed` fail, so that a test or a service can prove that nothing is compiled.
+Environment: ``MINIDNN_CACHE`` is the root folder; ``MINIDNN_NO_COMPILE=1`` makes
+:func:`building_allowed` raise, so that a test or a service can prove that nothing is compiled.
 
 Standard library only.
 """

@@ -1,6 +1,4 @@
-"""The files of the cache: names, listing, writing in one step, removing, and what all of them take
-together.
-"""
+"""The files of the cache: their names, atomic writes, listing, removal and disk usage."""
 
 from __future__ import annotations
 
@@ -23,12 +21,16 @@ NAME = re.compile(r"([0-9a-f]{8,64})-([0-9a-f]{32})(?:-([A-Za-z0-9_]+))?((?:\.[A
 WORK_PREFIX = ".work-"
 _ATTEMPTS = 10
 
+#: Writes the content of a new file at a temporary path.
 Fill = Callable[[Path], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One file of the cache: ``size`` in bytes, ``written`` and ``used`` in ns since the epoch."""
+    """One file of the cache: ``size`` in bytes, ``written`` and ``used`` in ns since the epoch.
+
+    ``check`` is the leading part of the content's SHA-256, in hex digits.
+    """
 
     kind: str
     key: str
@@ -42,12 +44,14 @@ class Entry:
 
 
 def place(base: Path, target: Path, fill: Fill) -> None:
-    """Lets ``fill`` write a file of its own and gives it its name in one step.
+    """Writes a file atomically: ``fill`` writes a temporary one, which is renamed to ``target``.
+
+    Missing folders from ``base`` down to the target's are made.
 
     Raises:
-        UntrustedError: a folder from ``base`` down to the target's is somebody else's, or what was
-            written is.
-        OSError: it cannot be written.
+        UntrustedError: one of these folders, or the file that ``fill`` made, could have been
+            written by others.
+        OSError: the file cannot be written.
     """
     levels = target.relative_to(base).parts
     for attempt in range(_ATTEMPTS):
@@ -57,7 +61,7 @@ def place(base: Path, target: Path, fill: Fill) -> None:
                 fill(work)
             written = os.lstat(work)
             os.chmod(work, stat.S_IMODE(written.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
-            if foreign := why_untrusted(os.lstat(work), work):  # a link to somebody else's file
+            if foreign := why_untrusted(os.lstat(work), work):  # a link to another user's file
                 raise UntrustedError(foreign)
             # The kernel's own time stamps are too coarse to order two writes of one key.
             now = time.time_ns()
@@ -74,11 +78,12 @@ def place(base: Path, target: Path, fill: Fill) -> None:
 
 def touch(entry: Entry) -> None:
     """Records a use in the access time; the modification time stays that of the write."""
-    with contextlib.suppress(OSError):  # a cache that may only be read is used all the same
+    with contextlib.suppress(OSError):  # a read-only cache serves entries all the same
         os.utime(entry.path, ns=(time.time_ns(), entry.written))
 
 
 def unlink(path: Path) -> bool:
+    """Removes a file; returns whether this call did.  Errors are logged."""
     try:
         path.unlink()
     except (FileNotFoundError, NotADirectoryError):
@@ -90,6 +95,7 @@ def unlink(path: Path) -> bool:
 
 
 def size_of(path: Path) -> int:
+    """The size of a file in bytes, 0 if it is gone."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -97,10 +103,10 @@ def size_of(path: Path) -> int:
 
 
 def listing(folder: Path) -> list[os.DirEntry[str]]:
-    """The items of a folder by name; none when it is not there."""
+    """The items of a folder, sorted by name; none if the folder is missing or unreadable."""
     try:
-        with os.scandir(folder) as found:
-            return sorted(found, key=lambda item: item.name)
+        with os.scandir(folder) as items:
+            return sorted(items, key=lambda item: item.name)
     except OSError as error:
         if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
             log.warning("cannot list %s: %s", folder, error)
@@ -108,11 +114,12 @@ def listing(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def scan_shard(shard: Path, kind: str, wanted: str = "") -> list[Entry]:
-    """Entries in one folder, by key; of several files of a key the last written comes first.
+    """The entries in one folder, sorted by key; of several files of a key the newest comes first.
 
-    With a ``wanted`` key its entries alone, and only of these sizes and times are read.
+    With a ``wanted`` key, only its entries are returned, and no other file is asked for its size
+    and times.
     """
-    found = []
+    entries = []
     for item in listing(shard):
         match = NAME.fullmatch(item.name)
         if not match or (wanted and match[1] != wanted):
@@ -124,24 +131,27 @@ def scan_shard(shard: Path, kind: str, wanted: str = "") -> list[Entry]:
         used = max(stat.st_atime_ns, stat.st_mtime_ns)
         key, check, label, suffix = match.groups(default="")
         path = shard / item.name
-        found.append(
+        entries.append(
             Entry(kind, key, check, label, suffix, stat.st_size, stat.st_mtime_ns, used, path)
         )
-    return sorted(found, key=lambda e: (e.key, -e.written))
+    return sorted(entries, key=lambda e: (e.key, -e.written))
 
 
 def shards_of(base: Path, kind: str) -> list[Path]:
-    found = listing(base / kind)
-    return [base / kind / item.name for item in found if re.fullmatch("[0-9a-f]{2}", item.name)]
+    """The folders of a kind's entries, one for each first two digits of their keys."""
+    items = listing(base / kind)
+    return [base / kind / item.name for item in items if re.fullmatch("[0-9a-f]{2}", item.name)]
 
 
 def scan(base: Path, kind: str) -> Iterator[Entry]:
+    """Yields all entries of a kind, sorted by key."""
     for shard in shards_of(base, kind):
         yield from scan_shard(shard, kind)
 
 
 def unfinished_files(folders: Iterable[Path]) -> Iterator[tuple[Path, int, float]]:
-    """Path, size in bytes and age in seconds of files that are being written or were left."""
+    """Yields path, size in bytes and age in seconds of temporary files: those that are being
+    written, and those that dead writers left behind."""
     for folder in folders:
         for item in listing(folder):
             if item.name.startswith(WORK_PREFIX):
@@ -151,12 +161,13 @@ def unfinished_files(folders: Iterable[Path]) -> Iterator[tuple[Path, int, float
 
 
 _BUSY_SECONDS = 2.0
-"""An unfinished file that was written to so shortly ago is still being written."""
+"""An unfinished file younger than this counts as still being written."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """How many entries one kind has, and their size and that of unfinished files in bytes."""
+    """The disk usage of one kind: the number of its entries, their size in bytes, and the size of
+    its unfinished files in bytes."""
 
     entries: int
     size: int
@@ -164,17 +175,18 @@ class Usage:
 
 
 def kinds_of() -> list[str]:
+    """The kinds that have a folder in the cache."""
     return [item.name for item in listing(root()) if KIND.fullmatch(item.name)]
 
 
 def entries() -> Iterator[Entry]:
-    """The entries of every kind in the cache folder, by kind and key."""
+    """Yields the entries of every kind in the cache folder, sorted by kind and key."""
     for kind in kinds_of():
         yield from scan(root(), kind)
 
 
 def usage() -> dict[str, Usage]:
-    """What each kind takes; kinds without files are left out."""
+    """The disk usage of each kind; kinds without files are left out."""
     result = {}
     for kind in kinds_of():
         sizes = [entry.size for entry in scan(root(), kind)]
@@ -186,10 +198,10 @@ def usage() -> dict[str, Usage]:
 
 
 def clear(kind: str | None = None) -> int:
-    """Removes the entries of a kind, or all, and says how many bytes that freed.
+    """Removes the entries of a kind, or of all, and returns how many bytes that freed.
 
     Unfinished files go too, but for those written to in the last :data:`_BUSY_SECONDS`.  Only
-    files that have the name of an entry or of an unfinished one are touched, so a wrong
+    files with the name of an entry or of an unfinished file are removed, so a wrong
     ``MINIDNN_CACHE`` costs nothing.
 
     Raises:
@@ -197,8 +209,8 @@ def clear(kind: str | None = None) -> int:
     """
     kinds = kinds_of()
     if kind is not None and kind not in kinds:
-        known = ", ".join(kinds) or "none: the cache is empty"
-        raise ValueError(f"clear: kind {kind!r} is not in the cache {root()}; valid: {known}")
+        valid = ", ".join(kinds) or "none: the cache is empty"
+        raise ValueError(f"clear: kind {kind!r} is not in the cache {root()}; valid: {valid}")
     freed = 0
     for name in kinds if kind is None else [kind]:
         folders = [*shards_of(root(), name), root() / name]

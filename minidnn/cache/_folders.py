@@ -1,10 +1,9 @@
-"""Where the cache is, what replaces it when it cannot be written, and temporary folders.
+"""The root folder of the cache, its fallback where it cannot be written, and temporary folders.
 
-Programs and libraries are made in temporary folders before they get their place in the cache.  Such
-a folder is removed when it is done with, or by the next process if its own was killed before.  Each
-is locked as long as its process lives, so that whoever finds one without a lock knows that it was
-left behind, in whatever container its process ran.  A lock on a file ends with the process that
-took it.
+Programs and libraries are compiled in temporary folders and then moved into the cache.  Such a
+folder is removed after use, or by a later process if its own was killed before.  Its process holds
+a lock on it, which the operating system releases when the process ends: a folder without a lock
+was left behind, in whatever container its process ran.
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ from ._trust import UntrustedError, open_folder, why_unsafe
 if sys.platform != "win32":
     import fcntl
 
+#: Descriptors of the files and folders that this process has locked.
 _descriptors: set[int] = set()
 
 
 def try_lock(descriptor: int) -> bool | None:
-    """Takes the lock of an open file or folder if nobody has it; None where there are no locks.
+    """Locks an open file or folder; False if another process has the lock, None where there are
+    no locks.
 
-    A child of a fork gives its copy of the descriptor up, else the lock would last as long as the
-    child.
+    A forked child closes its copy of the descriptor; else the lock would last as long as the child.
     """
     if sys.platform == "win32":
         return None
@@ -49,7 +49,7 @@ def try_lock(descriptor: int) -> bool | None:
 
 
 def release(descriptor: int) -> None:
-    """Gives back the lock that :func:`try_lock` took in this process, and closes the file."""
+    """Releases the lock that :func:`try_lock` took in this process, and closes the file."""
     if sys.platform != "win32" and descriptor in _descriptors:
         _descriptors.discard(descriptor)
         # Closing alone would not release it if a fork has copied the descriptor just now.
@@ -71,14 +71,17 @@ PREFIX = "minidnn-work-"
 
 
 class TemporaryFolder:
-    """A new folder in ``base`` for this user alone; what dead processes left there is removed."""
+    """A new, locked folder in ``base`` for this user alone.
+
+    Making one first removes the folders that dead processes left in ``base``.
+    """
 
     def __init__(self, base: Path) -> None:
         sweep(base)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
             self._lock, locked = _locked(self.path)
-            # Somebody who sweeps may just have taken it for one that was left behind.
+            # Before the lock was taken, a sweeping process may have removed the folder.
             if locked is None or (locked and self.path.is_dir()):
                 return
             self._unlock()
@@ -96,9 +99,9 @@ class TemporaryFolder:
 def sweep(base: Path) -> None:
     """Removes the temporary folders of processes that are dead."""
     try:
-        with os.scandir(base) as found:
-            names = [item.name for item in found if item.name.startswith(PREFIX)]
-    except OSError:  # what is wrong with it is told by whoever makes a folder there
+        with os.scandir(base) as items:
+            names = [item.name for item in items if item.name.startswith(PREFIX)]
+    except OSError:  # making a folder there raises the same, with the reason
         return
     for name in names:
         folder = base / name
@@ -109,8 +112,8 @@ def sweep(base: Path) -> None:
 
 
 def _locked(folder: Path) -> tuple[int | None, bool | None]:
-    """A descriptor with the lock of one of this user's folders, and whether it could be had
-    (None: there are no locks here)."""
+    """Locks a folder of this user: returns its open descriptor, None without a lock, and the
+    result of :func:`try_lock`, False for a folder that is gone or another user's."""
     if not hasattr(os, "geteuid"):
         return None, None
     try:
@@ -127,8 +130,11 @@ def _locked(folder: Path) -> tuple[int | None, bool | None]:
 log = logging.getLogger("minidnn.cache")
 
 _lock = ForkLock()
+#: The private folder by process id: a forked child has its parent's, too.
 _private: dict[int, Path] = {}
+#: The subjects of warnings that were given.
 _warned: dict[str, None] = {}
+#: Why a root folder is not trusted, by its path.
 _refused: dict[str, str] = {}
 
 
@@ -159,14 +165,14 @@ def private_folder() -> Path:
     pid = os.getpid()  # after a fork the child must neither use nor remove its parent's folder
     with _lock:
         if pid not in _private:
-            made = TemporaryFolder(Path(tempfile.gettempdir()))
-            _private[pid] = made.path
-            atexit.register(_remove_private, pid, made)
+            folder = TemporaryFolder(Path(tempfile.gettempdir()))
+            _private[pid] = folder.path
+            atexit.register(_remove_private, pid, folder)
         return _private[pid]
 
 
 def existing_private_folder() -> Path | None:
-    """The folder of :func:`private_folder`, if it was needed so far."""
+    """The folder of :func:`private_folder`, if it was made already."""
     return _private.get(os.getpid())
 
 
@@ -176,7 +182,7 @@ def _remove_private(pid: int, folder: TemporaryFolder) -> None:
 
 
 def not_used(error: OSError) -> None:
-    """Says once why the cache folder is left alone."""
+    """Warns once that the cache folder cannot be written, or is not trusted and so not used."""
     untrusted = isinstance(error, UntrustedError)
     if untrusted:
         _refused[str(root())] = f"which is not used, since {error}"
@@ -185,11 +191,12 @@ def not_used(error: OSError) -> None:
 
 
 def why_not_used() -> str | None:
-    """Why what the cache folder has is not used, if that was found so far."""
+    """Why the entries in the cache folder are not trusted, if that was found so far."""
     return _refused.get(str(root()))
 
 
 def warn_once(subject: str, problem: str) -> None:
+    """Warns that a temporary folder replaces the cache, once in a process for each subject."""
     with _lock:
         if subject in _warned:
             return
@@ -204,31 +211,32 @@ def warn_once(subject: str, problem: str) -> None:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder for what is compiled and then run, removed at the end.
+    """Yields a folder to compile in, which is removed at the end.
 
-    It lies in the temporary folder, or in the cache where others could exchange the temporary
-    folder's files (one that all may write to, without the sticky bit).
+    It is in the system's temporary folder, or in the cache where other users could replace the
+    temporary folder's files (one that all may write to, without the sticky bit).
 
     Raises:
-        MiniDNNError: others could exchange files in both.
-        OSError: it cannot be made.
+        MiniDNNError: others could replace files in both.
+        OSError: the folder cannot be made.
     """
-    made = TemporaryFolder(_base())
+    folder = TemporaryFolder(_base())
     try:
-        yield made.path
+        yield folder.path
     finally:
-        made.remove()
+        folder.remove()
 
 
 def _base() -> Path:
-    given = Path(os.path.realpath(tempfile.gettempdir()))
-    reason = why_unsafe(given)
+    """The folder in which temporary folders are made."""
+    system = Path(os.path.realpath(tempfile.gettempdir()))
+    reason = why_unsafe(system)
     if reason is None:
-        return given
-    own = Path(os.path.realpath(root() / "temporary"))
+        return system
+    cache_folder = Path(os.path.realpath(root() / "temporary"))
     try:
         with open_folder(root(), "temporary", create=True):
-            second = why_unsafe(own)
+            second = why_unsafe(cache_folder)
     except OSError as error:
         second = str(error)
     if second is not None:
@@ -236,4 +244,4 @@ def _base() -> Path:
             f"there is no folder to compile in that others cannot write to: {reason}; nor in the "
             f"cache: {second}; set TMPDIR to a folder of your own"
         )
-    return own
+    return cache_folder

@@ -1,6 +1,6 @@
-"""Who builds what the cache lacks: one process at a time, and none where that is forbidden.
+"""Building what the cache lacks: file locks admit one process at a time, and it can be forbidden.
 
-Processes take turns by locks that only this user can hold, and never wait in silence.
+Only this user can take the locks.  A process that waits for one says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ._trust import open_folder
 log = logging.getLogger("minidnn.cache")
 
 SAY_SECONDS = 1.0
-"""After which somebody who waits says for whom."""
+"""A process that waits longer than this says for which process."""
 _POLL_SECONDS = 0.01
 
 
@@ -40,11 +40,12 @@ def one_at_a_time(
     Nobody waits where the cache folder cannot be written or files cannot be locked.
 
     Args:
-        name: of the lock, as "ispc-build".
-        doing: what is done in turns, for messages, as "compiles kernels".
-        limit: seconds after which a turn that has not come is no longer waited for.
-        wait: called once with the message about who is waited for; by default it is logged.
-        alive: what it gives changes while whoever has the turn gets on: ``limit`` begins anew then.
+        name: the name of the lock, as "ispc-build".
+        doing: what the holder does, for messages, as "compiles kernels".
+        limit: seconds after which the body runs without the lock.
+        wait: called once with a message that names the holder; by default it is logged.
+        alive: returns a value that changes while the holder makes progress: ``limit`` begins anew
+            with each change.
 
     Yields:
         Whether no other process is in the body: False if ``limit`` has passed, which is logged.
@@ -60,7 +61,7 @@ def one_at_a_time(
 
 
 class LockFile:
-    """A file in the cache folder that processes lock."""
+    """A lock between processes: a file in the cache folder, whose content names the holder."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -70,9 +71,9 @@ class LockFile:
 
     @classmethod
     def open(cls, name: str) -> LockFile | None:
-        """The file of that name; None where there is no folder for it.
+        """Opens the lock of that name; None where the cache folder cannot hold it.
 
-        Others can neither read it nor its folder: whoever can open a file can lock it.
+        Other users can open neither the file nor its folder: who can open a file can lock it.
         """
         try:
             with open_folder(root(), "locks", create=True) as folder:
@@ -87,7 +88,7 @@ class LockFile:
             return None
 
     def try_lock(self) -> bool:
-        """Whether the lock was to be had, or files cannot be locked here."""
+        """Takes the lock; True if this process has it now, or files cannot be locked here."""
         self._locked = try_lock(self._descriptor)
         if self._locked:
             text = f"process {os.getpid()} on {platform.node()}\n".encode()
@@ -96,12 +97,12 @@ class LockFile:
         return self._locked is not False
 
     def holder(self) -> str:
-        """Who has the lock, as whoever took it has written there."""
-        found = os.pread(self._descriptor, 200, 0).decode("utf-8", "replace").strip()
-        return found or "another process"
+        """The process that has the lock, by the text that it wrote into the file."""
+        text = os.pread(self._descriptor, 200, 0).decode("utf-8", "replace").strip()
+        return text or "another process"
 
     def close(self) -> None:
-        """Gives the lock back.  A child of a fork has no part in it, and nothing to close."""
+        """Releases the lock and closes the file.  A forked child has nothing to release."""
         if os.getpid() != self._process:
             return
         if self._locked:
@@ -117,12 +118,13 @@ def _wait(
     say: Callable[[str], None],
     alive: Callable[[], object] | None,
 ) -> bool:
+    """Waits for a lock; False if ``limit`` seconds passed without a sign of progress."""
     begin = last = time.monotonic()
     state, said = alive and alive(), False
     while not file.try_lock():
         now = time.monotonic()
-        if alive is not None and (found := alive()) != state:
-            state, last = found, now
+        if alive is not None and (progress := alive()) != state:
+            state, last = progress, now
         if now - last >= limit:
             log.warning(
                 "%s still %s after %.0f s and holds %s; going on beside it",
@@ -145,7 +147,7 @@ _forbidden = 0
 
 @contextlib.contextmanager
 def forbid_builds() -> Iterator[None]:
-    """Inside, :func:`building_allowed` fails in every thread: only the cache may serve kernels."""
+    """Makes :func:`building_allowed` raise in all threads: only the cache serves kernels inside."""
     global _forbidden
     with _lock:
         _forbidden += 1
@@ -157,7 +159,7 @@ def forbid_builds() -> Iterator[None]:
 
 
 def building_allowed(what: str) -> None:
-    """Call this before compiling anything.
+    """Raises if compiling is forbidden; call it before compiling anything.
 
     Raises:
         CompileError: inside :func:`forbid_builds`, or with ``MINIDNN_NO_COMPILE=1``; names
@@ -173,7 +175,7 @@ def building_allowed(what: str) -> None:
 
 
 def building_forbidden() -> str | None:
-    """What forbids to compile, or None: then a compiler may be looked for."""
+    """What forbids compiling, as text for messages; None if it is allowed."""
     variable = os.environ.get("MINIDNN_NO_COMPILE", "")
     if variable.lower() not in ("", "0", "false", "no", "off"):
         return f"MINIDNN_NO_COMPILE={variable}"

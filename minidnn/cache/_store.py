@@ -1,4 +1,7 @@
-"""One kind of cache entries: their keys, reading, writing, keeping to a size."""
+"""The store of one kind of cache entries: reading, writing, eviction; and keys for them.
+
+:func:`digest` makes a key from all that an entry depends on.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +44,9 @@ STALE_SECONDS = 7 * 24 * 3600.0
 """Age at which a temporary or partial file that its writer left behind is removed."""
 
 _COUNTS = 64
-"""How often all entries are counted, on average, while as much is written as the limit allows."""
+"""How often, on average, all entries are counted while ``limit`` bytes are written."""
 _CHECK_DIGITS = 32
+"""Hex digits of an entry's checksum in its file name."""
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -53,13 +57,13 @@ class CacheStore:
 
     Args:
         kind: folder name, lower case (``"ispc"``, ``"cudnn_plans"``, ``"weights"``).
-        suffix: of the files, with its dot (``".so"``), or nothing.
-        limit: bytes that all entries of the kind may take together, within some hundredths; of
-            more, the least recently used ones are removed, never the one just written.  A write
-            counts them with odds of 64 times its size to the limit, and looks into its own
-            folder otherwise, so that it costs the same in an empty cache and in a full one.
-        grace: seconds after its last use in which nobody removes an entry, so that a path which
-            another process has just been given is still there when it opens it.
+        suffix: the suffix of the files, with its dot (``".so"``), or nothing.
+        limit: bytes that all entries of the kind may take together, within some hundredths.  Beyond
+            it the least recently used ones are removed, never the one just written.  A write counts
+            all entries with a probability of 64 times its size by the limit, and otherwise looks
+            into its own folder alone, so that it costs the same in an empty and in a full cache.
+        grace: seconds after its last use in which an entry is not evicted, so that a path that
+            another process just got is still there when it opens it.
 
     Raises:
         ValueError: a kind, suffix or limit that cannot be used.
@@ -80,7 +84,7 @@ class CacheStore:
         self.grace = grace
 
     def read(self, key: str) -> bytes | None:
-        """The content of an entry, checked, or None when there is no (intact) entry."""
+        """Returns the verified content of an entry, or None if there is no (intact) entry."""
 
         def load(file: BufferedReader) -> tuple[bytes, str]:
             data = file.read()
@@ -89,17 +93,18 @@ class CacheStore:
         return self._find(key, load, lambda entry, folder, data: data)
 
     def path(self, key: str) -> Path | None:
-        """The file of an entry, its content checked, or None when there is no (intact) entry."""
+        """Returns the file of an entry, its content verified, or None if no (intact) one exists."""
         return self._find(key, _checksum, lambda entry, folder, _: entry.path)
 
     def use(self, key: str, action: Callable[[Path, str], T]) -> T | None:
-        """What ``action`` makes of an entry's file, its content checked, or None when there is no
-        (intact) entry.
+        """Returns the result of ``action`` on an entry's file, its content verified, or None if
+        there is no (intact) entry.
 
         Args:
-            key: of the entry.
-            action: called with the file's path, and with a path that leads to it through the open
-                folder, which nobody can exchange in between.  It holds during the call only.
+            key: the entry's key.
+            action: called with the file's path, and with a path to it through the open folder's
+                descriptor, which nobody can replace in between.  The latter is valid during the
+                call only.
         """
 
         return self._find(
@@ -113,6 +118,10 @@ class CacheStore:
         load: Callable[[BufferedReader], tuple[S, str]],
         then: Callable[[Entry, TrustedFolder, S], T],
     ) -> T | None:
+        """Returns ``then`` of the newest intact entry of a key.
+
+        ``load`` reads an entry's file and returns its content and its SHA-256.
+        """
         self._check_key(key)
         for base in self._bases():
             entries = self._entries_in(base / self.kind / key[:2], key)
@@ -128,7 +137,7 @@ class CacheStore:
         return None
 
     def _opened(self, base: Path, key: str, stack: contextlib.ExitStack) -> TrustedFolder | None:
-        """The folder with a key's entries; None, and said once, if it is not to be trusted."""
+        """Opens the folder with a key's entries; None, with one warning, if it is not trusted."""
         try:
             return stack.enter_context(open_folder(base, self.kind, key[:2]))
         except UntrustedError as error:
@@ -140,17 +149,20 @@ class CacheStore:
     def _load(
         self, folder: TrustedFolder, entry: Entry, load: Callable[[BufferedReader], tuple[S, str]]
     ) -> tuple[S] | None:
-        """The content of an entry; None where it is gone, or was damaged and is removed now."""
+        """Loads an entry; None if it is gone, or is damaged and so removed now.
+
+        The content is in a tuple, since it may be None itself.
+        """
         try:
             with folder.file(entry.path.name) as opened, open(opened, "rb", closefd=False) as file:
-                content, found = load(file)
+                content, checksum = load(file)
         except FileNotFoundError:
             return None  # another process removed it
         except OSError as error:
             self._discard(entry, f"it cannot be read ({error})")
             return None
-        if not found.startswith(entry.check):
-            self._discard(entry, f"its checksum is {found[:_CHECK_DIGITS]}")
+        if not checksum.startswith(entry.check):
+            self._discard(entry, f"its checksum is {checksum[:_CHECK_DIGITS]}")
             return None
         return (content,)
 
@@ -158,8 +170,8 @@ class CacheStore:
         """Writes an entry, replacing one of the same key, and returns its file.
 
         ``label`` is shown by ``minidnn cache`` (letters, digits, underscores; others become
-        underscores).  When the cache cannot be written this is said once, and the entry lives in
-        a private temporary folder until the process ends.
+        underscores).  If the cache cannot be written, a warning says so once, and the entry lives
+        in a private temporary folder until the process ends.
 
         Raises:
             MiniDNNError: even the temporary folder cannot be written.
@@ -188,11 +200,11 @@ class CacheStore:
         return target
 
     def remove(self, key: str) -> bool:
-        """Removes an entry; says whether there was one."""
+        """Removes an entry; returns whether there was one."""
         return any([unlink(entry.path) for entry in self._candidates(key)])
 
     def workspace(self) -> Path:
-        """A folder for unfinished files of this kind, beside its entries where that is possible.
+        """Returns a folder for unfinished files of this kind, in the cache if it can be written.
 
         Files there whose name begins with ``.work-`` are counted as unfinished, and removed when
         they are a week old or by :func:`clear`.
@@ -209,11 +221,12 @@ class CacheStore:
         return folder
 
     def __iter__(self) -> Iterator[Entry]:
-        """All entries, by key and newest first; those of the private folder come first."""
+        """Yields all entries, by key and newest first; those of the private folder come first."""
         for base in self._bases():
             yield from scan(base, self.kind)
 
     def _bases(self) -> list[Path]:
+        """The root folders that may have entries: the private one of this process, the cache."""
         private = _folders.existing_private_folder()
         return list(dict.fromkeys([private, root()] if private else [root()]))
 
@@ -223,8 +236,8 @@ class CacheStore:
         return [entry for shard in shards for entry in self._entries_in(shard, key)]
 
     def _entries_in(self, shard: Path, key: str) -> list[Entry]:
-        found = scan_shard(shard, self.kind, key)
-        return [entry for entry in found if entry.suffix == self.suffix]
+        entries = scan_shard(shard, self.kind, key)
+        return [entry for entry in entries if entry.suffix == self.suffix]
 
     def _check_key(self, key: str) -> None:
         if not KEY.fullmatch(key):
@@ -233,11 +246,13 @@ class CacheStore:
             )
 
     def _name(self, key: str, check: str, label: str) -> str:
+        """The file name of an entry."""
         self._check_key(key)
         label = re.sub(r"[^A-Za-z0-9_]", "_", label)[:64]
         return f"{key}-{check[:_CHECK_DIGITS]}{'-' + label if label else ''}{self.suffix}"
 
     def _write(self, key: str, name: str, fill: Fill) -> Path:
+        """Writes an entry's file to the cache, or else to the private folder, and evicts others."""
         target = root() / self.kind / key[:2] / name
         try:
             place(root(), target, fill)
@@ -258,18 +273,18 @@ class CacheStore:
         return target
 
     def _tidy(self, key: str, written: Path) -> None:
-        """Removes what ``written`` replaces, and what writers left in its folders long ago."""
+        """Removes the files that ``written`` replaces, and stale unfinished ones in its folders."""
         now = time.time_ns()
         for entry in scan_shard(written.parent, self.kind, key):
             replaced = entry.suffix == self.suffix and entry.path != written
             if replaced and self._removable(entry, now):
-                unlink(entry.path)  # one that is gone already is as good
+                unlink(entry.path)  # another process may have removed it already
         for path, _, age in unfinished_files([root() / self.kind, written.parent]):
             if age > STALE_SECONDS:
                 unlink(path)
 
     def _keep_limit(self, written: Path) -> None:
-        """Removes old entries until the limit is kept."""
+        """Removes the least recently used entries until all fit the limit."""
         now = time.time_ns()
         present = [e for e in scan(root(), self.kind) if e.path != written]
         total = sum(e.size for e in present) + size_of(written)
@@ -279,10 +294,11 @@ class CacheStore:
                 total -= entry.size
 
     def _removable(self, entry: Entry, now: int) -> bool:
+        """Whether the grace period of an entry is over; ``now`` is in ns since the epoch."""
         return now - entry.used >= self.grace * 1e9
 
     def _discard(self, entry: Entry, why: str) -> None:
-        """Removes a damaged entry, and older ones of its key, which must not come back."""
+        """Removes a damaged entry, with older ones of its key, which must not replace it."""
         self.remove(entry.key)
         text = f"cache entry {entry.path} is damaged: {why}; it is removed and built again"
         log.warning(text)
@@ -290,6 +306,7 @@ class CacheStore:
 
 
 def _checksum(file: BufferedReader) -> tuple[None, str]:
+    """Verifies without keeping the content: None, and the SHA-256."""
     return None, hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -307,7 +324,7 @@ def digest(*parts: object) -> str:
 
 
 def _canonical(part: object) -> bytes:
-    """An encoding in which no two different parts are equal: tag, length, content."""
+    """An injective encoding of a part: tag, length, content."""
     if part is None:
         return _field(b"n", b"")
     if isinstance(part, bool):

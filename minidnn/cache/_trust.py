@@ -1,8 +1,8 @@
-"""Whose files these are: nothing that another user could have written is loaded or run.
+"""Trust in files: nothing that another user could have written is loaded or run.
 
-A folder is opened level by level and looked at through its descriptor, so that what was checked is
-what is used, whatever happens to the path meanwhile.  On systems without users (Windows) all is
-taken as it is.
+A folder is opened level by level and checked through its descriptor, so that the folder that was
+checked is the one that is used, whatever happens to its path meanwhile.  On systems without user
+ids (Windows) everything is trusted.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-#: Bits of a mode that let the group or anybody write.
+#: Mode bits that let the group or anybody write.
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
-#: Whether folders can be opened and files in them found by descriptor.
+#: Whether files can be opened relative to the descriptor of a folder.
 _BY_DESCRIPTOR = os.open in os.supports_dir_fd and hasattr(os, "geteuid")
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
-#: No link is followed, and opening a pipe does not wait for somebody to write to it.
+#: Flags that follow no link, and do not wait for a writer when the file is a pipe.
 _FILE = os.O_RDONLY
 for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
     _FILE |= getattr(os, _flag, 0)
 
 
 class UntrustedError(OSError):
-    """Something that others could have written; the text says what, and what to do."""
+    """A file or folder that others could have written; the text names it and says what to do."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def why_untrusted(found: os.stat_result, path: Path | str) -> str | None:
-    """Why a file or folder may be somebody else's work; None if this user or root alone writes
-    it."""
+    """Why others could have written a file or folder; None if only this user or root can."""
     if not hasattr(os, "geteuid"):
         return None
     mode = stat.S_IMODE(found.st_mode)
@@ -51,44 +50,47 @@ def why_untrusted(found: os.stat_result, path: Path | str) -> str | None:
 
 
 def why_unsafe(path: Path | str) -> str | None:
-    """Why somebody else could exchange the file or folder at a path (without symbolic links)
-    between a look at it and its use; None if all its folders are this user's or root's."""
+    """Why others could replace the file or folder at a path between a check and its use.
+
+    None if it and all folders above it are this user's or root's alone.  The path has no symbolic
+    links.
+    """
     if not hasattr(os, "geteuid"):
         return None
     real = Path(path)
     reachable = True
     for level in [*reversed(real.parents), real]:
         try:
-            found = os.lstat(level)
+            status = os.lstat(level)
         except OSError as error:
             return f"{level} cannot be looked at: {error}"
-        # In a folder with the sticky bit, as /tmp, only its owner removes what lies there.
-        kept = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-        foreign = found.st_uid not in (0, os.geteuid())
-        if foreign or (reachable and not kept and found.st_mode & _OTHERS):
-            return why_untrusted(found, level)
-        if stat.S_ISDIR(found.st_mode) and not found.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
-            reachable = False  # nobody else gets below it
+        # In a folder with the sticky bit, as /tmp, only the owner of a file can remove it.
+        is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        foreign = status.st_uid not in (0, os.geteuid())
+        if foreign or (reachable and not is_sticky and status.st_mode & _OTHERS):
+            return why_untrusted(status, level)
+        if stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+            reachable = False  # others cannot open files below it
     return None
 
 
 def why_any_untrusted(folder: Path) -> str | None:
-    """:func:`why_untrusted` of whatever lies in a folder and below; links are not followed."""
+    """The first reason of :func:`why_untrusted` in a folder and below; links are not followed."""
     for base, folders, names in os.walk(folder):
         for name in (*folders, *names):
             path = Path(base, name)
-            found = os.lstat(path)
-            if not stat.S_ISLNK(found.st_mode) and (reason := why_untrusted(found, path)):
+            status = os.lstat(path)
+            if not stat.S_ISLNK(status.st_mode) and (reason := why_untrusted(status, path)):
                 return reason
     return None
 
 
 class TrustedFolder:
-    """An open folder of which every level from the first on was found to be trusted.
+    """An open folder, of which every level from the base folder on was found to be trusted.
 
     Attributes:
-        path: of the folder.
-        descriptor: of the folder; None where folders have none.
+        path: the folder's path.
+        descriptor: the folder's descriptor; None on systems where folders have none.
     """
 
     def __init__(self, path: Path, descriptor: int | None) -> None:
@@ -97,27 +99,31 @@ class TrustedFolder:
 
     @contextmanager
     def file(self, name: str) -> Iterator[int]:
-        """A descriptor of a file to read, which is neither a link nor somebody else's.
+        """Opens a regular, trusted file to read, and yields its descriptor.
 
         Raises:
-            UntrustedError: it is.
-            OSError: it cannot be opened.
+            UntrustedError: others could have written the file.
+            OSError: it cannot be opened, or is a link or no regular file.
         """
-        where = name if self.descriptor is not None else str(self.path / name)
-        opened = os.open(where, _FILE, dir_fd=self.descriptor)
+        target = name if self.descriptor is not None else str(self.path / name)
+        opened = os.open(target, _FILE, dir_fd=self.descriptor)
         try:
-            found = os.fstat(opened)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(opened)
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(f"{self.path}/{name} is not a file")
-            _require(found, f"{self.path}/{name}")
+            _require(status, f"{self.path}/{name}")
             yield opened
         finally:
             os.close(opened)
 
     def place(self, name: str) -> str:
-        """A path to a file for what takes paths only: through the open folder where somebody could
-        exchange one above it.  The file's name says its content, so the linker, which knows
-        libraries by their paths, does not take one for another whose folder had this number."""
+        """A path to a file, for functions that take paths alone, such as ``dlopen``.
+
+        It goes through the open folder's descriptor where others could replace a folder above it.
+        Descriptors are reused, so two files could have the same path one after the other; but a
+        file's name has its checksum, so the dynamic linker, which identifies libraries by path,
+        does not mistake one for another.
+        """
         through = f"/proc/self/fd/{self.descriptor}"
         if self.descriptor is None or why_unsafe(self.path) is None or not os.path.exists(through):
             return str(self.path / name)
@@ -126,13 +132,13 @@ class TrustedFolder:
 
 @contextmanager
 def open_folder(base: Path, *names: str, create: bool = False) -> Iterator[TrustedFolder]:
-    """The folder ``base / names[0] / ...``, with every level checked from ``base`` on.
+    """Opens the folder ``base / names[0] / ...`` and checks every level from ``base`` on.
 
-    create: makes the levels that are missing, those above ``base`` too, for this user alone.
+    create: makes missing levels, those above ``base`` too, for this user alone.
 
     Raises:
         UntrustedError: a level is not this user's (or root's), or others can write to it.
-        OSError: a level is not there, or cannot be made.
+        OSError: a level is missing, or cannot be made.
     """
     if create:
         make_folder(base)
@@ -160,8 +166,10 @@ def open_folder(base: Path, *names: str, create: bool = False) -> Iterator[Trust
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it that are missing, each for this user alone: the modes that
-    ``os.makedirs`` gives to those above depend on the umask."""
+    """Makes a folder and the missing ones above it, each for this user alone.
+
+    ``os.makedirs`` would give the ones above a mode that depends on the umask.
+    """
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:

@@ -1,7 +1,7 @@
-"""What is done to a batch before a network sees it.
+"""Augmentation steps: what is done to a batch before a network sees it.
 
-A step is a function of a batch (float32, (N, C, H, W), its own to write to) and its
-:class:`~minidnn.data.datasets.Draws`, which returns a batch.  A user's own function is a step like
+A step is a function of a batch (float32, (N, C, H, W), which it may write to) and the batch's
+:class:`~minidnn.data.datasets.Draws`, and returns a batch.  A user's own function is a step like
 those here.  Colours go from 0 to 1 until they are normalized.
 """
 
@@ -74,7 +74,7 @@ class Flip:
     probability: float = 0.5
 
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
-        """Which pictures of a batch are turned."""
+        """Draws which pictures of a batch are flipped."""
         return Flipped(draws.uniform() < self.probability)
 
     def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
@@ -113,7 +113,7 @@ class RandomCrop:
     padding: int = 0
 
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
-        """Where squares are cut out of a batch of this shape."""
+        """Draws where squares are cut out of a batch of this shape."""
         height, width = shape[-2:]
         rows = height + 2 * self.padding - self.size
         columns = width + 2 * self.padding - self.size
@@ -134,10 +134,10 @@ class Affine:
     from outside is 0.
 
     Args:
-        degrees: the most that it is turned by in either direction.
-        shift: the most that it is moved by, as a share of its width and of its height.
-        scale: the most that width and height, each for itself, grow or shrink by.
-        shear: the most columns that a row moves by for each row from the middle.
+        degrees: the largest angle that it is turned by in either direction.
+        shift: the largest translation, as a share of its width and of its height.
+        scale: the largest share that width and height, independently, grow or shrink by.
+        shear: the most columns that a row moves by, for each row from the middle.
 
     >>> steps = [md.data.Affine(degrees=15)]
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
@@ -149,14 +149,17 @@ class Affine:
     shear: float = 0.0
 
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
-        """What is drawn for a batch of this shape."""
+        """Draws the amounts of a batch: a rotation, a shear, two scales and two shifts each."""
         return _Affine(self, draws.uniform(6, 1, 1, low=-1.0).swapaxes(0, 1))
 
     def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
         return self.move(x.shape, draws).pictures(x)
 
     def matrices(self, amounts: np.ndarray, height: int, width: int) -> np.ndarray:
-        """Where pixels come from, by :mod:`minidnn.data.moves`."""
+        """Returns the affine map (N, 2, 3) of each picture, as :mod:`minidnn.data.moves` has it.
+
+        ``amounts`` (6, N, 1, 1) are drawn from -1 to 1.
+        """
         a = amounts[:, :, 0, 0]
         angle, shear = np.radians(self.degrees) * a[0], self.shear * a[1]
         across, down = 1 + self.scale * a[2], 1 + self.scale * a[3]
@@ -166,7 +169,7 @@ class Affine:
         return np.array([columns, rows]).transpose(2, 0, 1)
 
     def sampled(self, x: np.ndarray, amounts: np.ndarray) -> np.ndarray:
-        """Pictures, each moved by its amounts."""
+        """Returns pictures, each warped by its amounts with bilinear interpolation."""
         n, channels, height, width = sizes_of(self, x)
         angle, shear = np.radians(self.degrees) * amounts[0], self.shear * amounts[1]
         across, down = 1 + self.scale * amounts[2], 1 + self.scale * amounts[3]
@@ -181,7 +184,7 @@ class Affine:
             columns + self.shift * width * amounts[5],
         )
         tops, lefts = np.floor(rows), np.floor(columns)
-        samples, planes = np.ogrid[:n, :channels]
+        samples, channel_index = np.ogrid[:n, :channels]
         out = np.zeros_like(x)
         for row, column in (
             (tops, lefts),
@@ -195,14 +198,14 @@ class Affine:
             c = np.clip(column, 0, width - 1).astype(np.int64)[:, None]
             out += (
                 share[:, None].astype(np.float32)
-                * x[samples[..., None, None], planes[..., None, None], r, c]
+                * x[samples[..., None, None], channel_index[..., None, None], r, c]
             )
         return out
 
 
 @dataclass(frozen=True)
 class _Affine(BatchMove):
-    """What was drawn for a batch."""
+    """The amounts (6, N, 1, 1) from -1 to 1 that an :class:`Affine` drew for a batch."""
 
     step: Affine
     amounts: np.ndarray
@@ -240,12 +243,15 @@ class ResizedCrop:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
-    #: Boxes that are tried, and the uniform numbers that :meth:`box` takes.
+    #: Boxes that are tried, and how many uniform numbers :meth:`box` takes.
     TRIES = 10
     NUMBERS = 2 * TRIES + 2
 
     def box(self, height: int, width: int, uniform: np.ndarray) -> tuple[int, int, int, int]:
-        """Top, left, height and width of what is cut out, chosen as by torchvision."""
+        """Returns top, left, height and width of the box to cut out, chosen as by torchvision.
+
+        ``uniform`` are :attr:`NUMBERS` random numbers from 0 to 1.
+        """
         low, high = log(self.ratio[0]), log(self.ratio[1])
         *tries, (down, across) = uniform.reshape(-1, 2).tolist()
         for u, v in tries:
@@ -255,14 +261,14 @@ class ResizedCrop:
             if 0 < columns <= width and 0 < rows <= height:
                 top, left = int(down * (height - rows + 1)), int(across * (width - columns + 1))
                 return top, left, rows, columns
-        # No box fits, so the widest or highest in the middle is taken.
+        # No box fits: take the widest or highest one in the middle.
         rows = min(height, round(width / self.ratio[0]))
         columns = min(width, round(height * self.ratio[1]))
         return (height - rows) // 2, (width - columns) // 2, rows, columns
 
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
-        """The boxes of a batch of this shape."""
-        cuts = [self.box(shape[-2], shape[-1], each) for each in draws.uniform(self.NUMBERS)]
+        """Draws the boxes of a batch of this shape."""
+        cuts = [self.box(shape[-2], shape[-1], numbers) for numbers in draws.uniform(self.NUMBERS)]
         return Resized(np.array(cuts), self.size, self._resized)
 
     def _resized(self, cut: np.ndarray) -> np.ndarray:
@@ -279,7 +285,7 @@ class ColorJitter:
 
     Args:
         brightness, contrast, saturation: each is multiplied by ``1 - amount`` to ``1 + amount``.
-        hue: the most of the circle by which hue is turned in either direction, at most 0.5.
+        hue: the largest share of the circle by which hue turns in either direction, at most 0.5.
 
     >>> steps = [md.data.ColorJitter(hue=0.1)]
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
@@ -294,7 +300,10 @@ class ColorJitter:
     places: ClassVar[bool] = False
 
     def factors(self, draws: Draws) -> np.ndarray:
-        """What each sample is changed by: (samples, 4), float32."""
+        """Draws each sample's factors of brightness, contrast and saturation, and its hue shift.
+
+        An array (samples, 4), float32.
+        """
         amounts = np.array([self.brightness, self.contrast, self.saturation, self.hue])
         centers = np.array([1, 1, 1, 0])
         low = np.maximum(centers - amounts, [0, 0, 0, -0.5])
@@ -322,7 +331,7 @@ class Cutout:
 
     Args:
         size: rows and columns of the square.
-        fill: what is written, one number or one for each channel.
+        fill: the value that is written, one number or one for each channel.
         probability: with which a picture is changed.
 
     Source: DeVries and Taylor, arXiv:1708.04552.
@@ -343,41 +352,41 @@ class Cutout:
         inside = draws.uniform(1, 1, 1) < self.probability
         for axis, length in ((2, height), (3, width)):
             first = draws.integers(length, 1, 1, 1) - self.size // 2
-            places = np.arange(length).reshape([-1 if i == axis else 1 for i in range(4)])
-            inside = inside & (places >= first) & (places < first + self.size)
+            positions = np.arange(length).reshape([-1 if i == axis else 1 for i in range(4)])
+            inside = inside & (positions >= first) & (positions < first + self.size)
         return np.where(inside, np.array(self.fill, np.float32).reshape(-1, 1, 1), x)
 
 
 def sizes_of(step: Callable[..., np.ndarray], x: np.ndarray) -> tuple[int, ...]:
-    """The shape of a batch of pictures; DataError if it is none."""
+    """Returns the shape (N, C, H, W) of a batch; DataError, which names the step, for others."""
     if x.ndim != 4:
         raise DataError(f"{step}: samples have shape {x.shape[1:]}; valid is (C, H, W)")
     return x.shape
 
 
 def _resized(x: np.ndarray, size: int) -> np.ndarray:
-    """(C, H, W) with ``size`` rows: linear between two, and smoothed when there were more.
+    """Resamples (C, H, W) to ``size`` rows with a linear filter, antialiased when it shrinks.
 
-    It adds tap by tap and so gives the same bits everywhere, unlike a product of matrices.
+    It adds tap by tap and so gives the same bits everywhere, unlike a matrix product.
     """
     length = x.shape[1]
     scale = length / size
     support = max(scale, 1.0)
     centers = (np.arange(size) + 0.5) * scale
     first = np.maximum(0, centers - support + 0.5).astype(np.int64)
-    places = first[:, None] + np.arange(2 * ceil(support) + 1)
-    weights = np.maximum(0, 1 - np.abs(places + 0.5 - centers[:, None]) / support)
-    weights *= places < length
+    taps = first[:, None] + np.arange(2 * ceil(support) + 1)
+    weights = np.maximum(0, 1 - np.abs(taps + 0.5 - centers[:, None]) / support)
+    weights *= taps < length
     weights = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
-    places = np.minimum(places, length - 1)
+    taps = np.minimum(taps, length - 1)
     out = np.zeros((x.shape[0], size, x.shape[2]), np.float32)
-    for place, weight in zip(places.T, weights.T, strict=True):
-        out += x[:, place] * weight[:, None]
+    for tap, weight in zip(taps.T, weights.T, strict=True):
+        out += x[:, tap] * weight[:, None]
     return out
 
 
 def grey(x: np.ndarray) -> np.ndarray:
-    """The brightness of (N, C, H, W), with one channel."""
+    """Returns the luma of (N, C, H, W), with one channel."""
     if x.shape[1] == 1:
         return x
     red, green, blue = (x[:, i : i + 1] for i in range(3))
@@ -385,13 +394,16 @@ def grey(x: np.ndarray) -> np.ndarray:
 
 
 def blend(x: np.ndarray, other: Any, share: Any) -> np.ndarray:
-    """A mixture, whose share of ``x`` may be above 1, within 0 and 1."""
-    found: np.ndarray = np.clip(share * x + (1 - share) * other, 0, 1)
-    return found
+    """Returns ``share * x + (1 - share) * other``, clipped to 0..1; the share may be above 1."""
+    mixture: np.ndarray = np.clip(share * x + (1 - share) * other, 0, 1)
+    return mixture
 
 
 def _turned(x: np.ndarray, turn: np.ndarray) -> np.ndarray:
-    """The hue of (N, 3, H, W) turned; value and saturation stay."""
+    """Returns (N, 3, H, W) with the hue shifted by ``turn`` of the circle.
+
+    Value and saturation stay.
+    """
     red, green, blue = x[:, 0], x[:, 1], x[:, 2]
     value, chroma = x.max(axis=1), np.ptp(x, axis=1)
     divisor = np.where(chroma == 0, np.float32(1), chroma)
@@ -403,8 +415,8 @@ def _turned(x: np.ndarray, turn: np.ndarray) -> np.ndarray:
     hue += 6 * turn
     out = np.empty_like(x)
     for channel, shift in enumerate((5, 3, 1)):
-        place = (hue + shift) % 6
-        out[:, channel] = value - chroma * np.clip(np.minimum(place, 4 - place), 0, 1)
+        sextant = (hue + shift) % 6
+        out[:, channel] = value - chroma * np.clip(np.minimum(sextant, 4 - sextant), 0, 1)
     return out
 
 
@@ -413,9 +425,9 @@ class Rotation:
     """Turns each picture about its middle, as torchvision's ``RandomRotation`` does.
 
     Args:
-        degrees: from where to where, anticlockwise, or the most in either direction.
+        degrees: the least and the largest angle, anticlockwise, or the largest in either direction.
         interpolation: "nearest" or "bilinear".
-        fill: what comes from outside, one number or one for each channel.
+        fill: the value of pixels from outside, one number or one for each channel.
 
     Raises:
         DataError: an argument is not valid.
@@ -429,11 +441,11 @@ class Rotation:
     fill: float | tuple[float, ...] = 0.0
 
     def __post_init__(self) -> None:
-        given: Any = self.degrees
-        pair = (-given, given) if isinstance(given, (int, float)) else given
+        degrees: Any = self.degrees
+        pair = (-degrees, degrees) if isinstance(degrees, (int, float)) else degrees
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not pair[0] <= pair[1]:
             raise DataError(
-                f"Rotation: degrees={given!r}; valid is a number of at least 0, or two in order"
+                f"Rotation: degrees={degrees!r}; valid is a number of at least 0, or two in order"
             )
         if self.interpolation not in ("nearest", "bilinear"):
             raise DataError(
@@ -442,9 +454,9 @@ class Rotation:
             )
 
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
-        """By what each picture of a batch is turned."""
-        given: Any = self.degrees
-        low, high = (-given, given) if isinstance(given, (int, float)) else given
+        """Draws the angle of each picture of a batch."""
+        degrees: Any = self.degrees
+        low, high = (-degrees, degrees) if isinstance(degrees, (int, float)) else degrees
         angles = draws.uniform(low=low, high=high)
         matrices = np.stack([inverse_matrix(-angle) for angle in angles.tolist()])
         return Matrices(matrices, self.interpolation == "bilinear", self.fill)

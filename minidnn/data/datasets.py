@@ -1,8 +1,8 @@
-"""Samples by number: arrays, and whatever has a length and gives samples by index.
+"""Datasets, which a loader reads by sample number, and the random numbers of their augmentation.
 
-The random numbers of a sample are the same in whatever batch, thread or process it is read.  They
-are a function of (seed, epoch, sample, call, element), so there is no state to keep, and a batch is
-drawn for at once.
+The random numbers of a sample are the same in whatever batch, thread or process it is read.  A
+counter-based generator makes them from (seed, epoch, sample, call, element), so there is no state
+to keep, and one call draws the numbers of a whole batch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from minidnn.graph.philox import philox
 
 __all__ = ["Arrays", "DataError", "Dataset", "Samples", "Subset"]
 
-#: Keeps them apart from the numbers of dropout, for the same seed.
+#: Part of the generator's key: separates these random numbers from dropout's of the same seed.
 _DATA = 0x64617461
 
 
 class Draws:
     """Random numbers for the samples of one batch.
 
-    Every call gives new ones, with a first axis of one entry a sample.  What a step draws must not
-    depend on what is in the batch, so that a sample's numbers stay its own: draw all that may be
-    needed, at once.
+    Every call gives new ones, with one entry per sample along the first axis.  What a step draws
+    must not depend on what is in the batch, so that a sample's numbers stay its own: draw all that
+    may be needed, at once.
 
     Args:
         seed: from 0 to 2**64 - 1.
@@ -47,11 +47,11 @@ class Draws:
         return len(self._samples)
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> np.ndarray:
-        """Numbers ``(samples, *shape)``, float64, from ``low`` to below ``high``."""
+        """Returns numbers ``(samples, *shape)``, float64, uniform in [``low``, ``high``)."""
         self._calls += 1
         count = prod(shape)
-        pairs = np.arange(-(-count // 2))
-        counter = (pairs, self._calls, self._samples[:, None], self._epoch)
+        blocks = np.arange(-(-count // 2))
+        counter = (blocks, self._calls, self._samples[:, None], self._epoch)
         words = philox([np.asarray(word) for word in counter], self._key)
         a, b, c, d = words
         bits = np.stack([a << np.uint64(32) | b, c << np.uint64(32) | d], axis=-1) >> np.uint64(11)
@@ -59,11 +59,11 @@ class Draws:
         return (low + (high - low) * unit).reshape(len(self), *shape)
 
     def integers(self, count: int, *shape: int) -> np.ndarray:
-        """Whole numbers ``(samples, *shape)``, int64, from 0 to ``count - 1``."""
+        """Returns integers ``(samples, *shape)``, int64, from 0 to ``count - 1``."""
         return (self.uniform(*shape) * count).astype(np.int64)
 
     def normal(self, *shape: int) -> np.ndarray:
-        """Numbers ``(samples, *shape)``, float64, of the standard normal distribution."""
+        """Returns numbers ``(samples, *shape)``, float64, of the standard normal distribution."""
         radius, angle = np.moveaxis(self.uniform(*shape, 2), -1, 0)
         return np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)
 
@@ -107,15 +107,17 @@ class Dataset(ABC):
 
     @abstractmethod
     def read(self, samples: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
-        """The samples of these numbers before the steps, in an array that is the caller's, and
-        their targets."""
+        """Returns samples, by number, before augmentation, and their targets.
+
+        The array of samples is new: steps may write to it.
+        """
 
     def name(self, sample: int) -> str:
-        """What messages call a sample."""
+        """The name of a sample in error messages."""
         return f"sample {sample}"
 
     def batch(self, samples: np.ndarray, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The samples of these numbers after the steps, and their targets.
+        """Returns samples, by number, after augmentation, as float32, and their targets.
 
         Raises DataError, which names the sample, or the step, that failed.
         """
@@ -127,7 +129,7 @@ class Dataset(ABC):
     def stepped(
         self, x: np.ndarray, target: np.ndarray, draws: Draws, samples: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Samples and targets as they were read, after the steps."""
+        """Applies the steps to samples and targets that :meth:`read` returned."""
         for step in self.augment:
             with named(step, samples):
                 x = step(x, draws)
@@ -136,7 +138,7 @@ class Dataset(ABC):
 
 @contextmanager
 def named(step: Step, samples: np.ndarray) -> Iterator[None]:
-    """Errors of a step become DataErrors that name it."""
+    """Turns errors of a step into DataErrors that name the step and its samples."""
     try:
         yield
     except DataError:
@@ -154,7 +156,7 @@ class Arrays(Dataset):
     Args:
         x: (N, ...), for pictures (N, C, H, W).  uint8 is divided by 255; else float32 is made.
         y: (N,) classes or (N, ...) floating-point numbers.
-        augment, classes: as of a :class:`Dataset`; by default as many classes as targets name.
+        augment, classes: as of a :class:`Dataset`; by default classes go up to the largest target.
 
     Raises:
         DataError: an array has no samples or no numbers, or the two differ in length.
@@ -195,7 +197,7 @@ class Samples(Dataset):
     Each x has the same shape, for pictures (C, H, W), and becomes float32 as in :class:`Arrays`.
 
     Args:
-        source: what gives the samples.
+        source: an object with ``len()`` and an index, such as a dataset of PyTorch.
         augment, classes: as of a :class:`Dataset`.
 
     Raises:
@@ -219,7 +221,7 @@ class Samples(Dataset):
     def read(self, samples: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
         return one_by_one(self, samples, self._read)
 
-    def _read(self, place: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, index: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
         x, target = self.source[sample]
         return as_numbers(as_array(x)), as_targets(as_array(target))
 
@@ -266,22 +268,25 @@ def one_by_one(
     samples: np.ndarray,
     read: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A batch of what ``read`` gives for each place in it and the sample there."""
+    """Returns a batch of the pairs that ``read(index in the batch, sample number)`` returns.
+
+    Raises DataError, which names the sample, if ``read`` fails or shapes differ.
+    """
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
-    for place, sample in enumerate(samples.tolist()):
+    for index, sample in enumerate(samples.tolist()):
         try:
-            pairs.append(read(place, sample))
+            pairs.append(read(index, sample))
         except Exception as error:
-            told = (
+            text = (
                 str(error)
                 if isinstance(error, MiniDNNError)
                 else f"{type(error).__name__}: {error}"
             )
-            raise DataError(f"{dataset.name(sample)} cannot be read: {told}") from error
-        for what, one, first in zip(("x", "target"), pairs[-1], pairs[0], strict=True):
-            if one.shape != first.shape:
+            raise DataError(f"{dataset.name(sample)} cannot be read: {text}") from error
+        for what, array, first in zip(("x", "target"), pairs[-1], pairs[0], strict=True):
+            if array.shape != first.shape:
                 raise DataError(
-                    f"{dataset.name(sample)}: {what} has shape {one.shape}, and that of "
+                    f"{dataset.name(sample)}: {what} has shape {array.shape}, and that of "
                     f"{dataset.name(int(samples[0]))} in its batch {first.shape}; valid are equal"
                 )
     x, targets = zip(*pairs, strict=True)
@@ -289,18 +294,19 @@ def one_by_one(
 
 
 def as_numbers(x: np.ndarray) -> np.ndarray:
-    """A copy in float32; bytes go from 0 to 1 then."""
+    """Returns a copy in float32; uint8 is scaled from 0..255 to 0..1."""
     if x.dtype == np.uint8:
         return x / np.float32(255)
     return x.astype(np.float32)
 
 
 def as_targets(y: np.ndarray) -> np.ndarray:
+    """Returns a copy in float32, or in int64 for class numbers."""
     return y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
 
 
 def as_array(value: Any) -> np.ndarray:
-    """An array of what may be one of PyTorch's or JAX's."""
+    """Returns a NumPy array of an array-like, which may be a tensor of PyTorch or JAX."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
     return np.asarray(value)

@@ -1,7 +1,7 @@
-"""Datasets in files: pictures in folders, a class in each, and known datasets.
+"""Datasets from files: a folder of pictures for each class, and well-known datasets.
 
-The known ones cost no download: scikit-learn's digits, and Fashion-MNIST, CIFAR-10 and CIFAR-100 in
-a folder, the latter in the form for Python or the binary one.
+Nothing is downloaded: digits come with scikit-learn, and Fashion-MNIST, CIFAR-10 and CIFAR-100 are
+read from a folder, CIFAR in its Python (pickle) or its binary version.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-#: The last so many of scikit-learn's 1,797 digits are held out.
+#: How many of scikit-learn's 1,797 digits, the last ones, are held out for testing.
 HELD_OUT = 360
 
 FASHION_CLASSES = (
@@ -44,7 +44,7 @@ FASHION_CLASSES = (
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 
-#: By the third byte of an IDX file; numbers are big-endian.
+#: NumPy's dtypes by the third byte of an IDX file; numbers are big-endian.
 _DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
@@ -85,7 +85,7 @@ def fashion_mnist(
     well.
 
     Args:
-        folder: where the files lie, compressed or not.
+        folder: the folder of the files, compressed or not.
         train: the 60,000 to train on, or else the other 10,000.
         augment: as of a :class:`Dataset`.
 
@@ -158,7 +158,7 @@ CIFAR10_CLASSES = (
     *("dog", "frog", "horse", "ship", "truck"),
 )
 
-#: Numbers of a picture: red, green and blue, 32 rows of 32 each.
+#: Bytes of a picture of CIFAR: red, green and blue, 32 rows of 32 each.
 _PIXELS = 3 * 32 * 32
 
 
@@ -166,8 +166,8 @@ def cifar10(folder: str | os.PathLike[str], train: bool, augment: Sequence[Step]
     """CIFAR-10, (N, 3, 32, 32) from 0 to 1.
 
     Args:
-        folder: where ``cifar-10-batches-py`` or ``cifar-10-batches-bin`` lies, as the archives
-            have them, or one of these itself.
+        folder: the folder with ``cifar-10-batches-py`` or ``cifar-10-batches-bin``, as the
+            archives have them, or one of these itself.
         train: the 50,000 to train on, or else the other 10,000.
         augment: as of a :class:`Dataset`.
 
@@ -184,7 +184,7 @@ def cifar10(folder: str | os.PathLike[str], train: bool, augment: Sequence[Step]
     names = [f"data_batch_{i}" for i in range(1, 6)] if train else ["test_batch"]
     base, binary = _base(folder, "cifar-10-batches", names[0])
     parts = [_read(os.path.join(base, name), binary, (b"labels",), 10) for name in names]
-    x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return Arrays(x, y, augment, CIFAR10_CLASSES)
 
 
@@ -198,14 +198,14 @@ def cifar100(
     """CIFAR-100, (N, 3, 32, 32) from 0 to 1.
 
     Args:
-        folder: where ``cifar-100-python`` or ``cifar-100-binary`` lies, as the archives have them,
-            or one of these itself.
+        folder: the folder with ``cifar-100-python`` or ``cifar-100-binary``, as the archives have
+            them, or one of these itself.
         train: the 50,000 to train on, or else the other 10,000.
         augment: as of a :class:`Dataset`.
         coarse: whether targets are the 20 groups of classes, and not the 100 classes.
 
     Returns:
-        The samples, with the names of the classes, which the folder has, too.
+        The samples, with the names of the classes if the folder has them.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -216,14 +216,14 @@ def cifar100(
     """
     name, kind = "train" if train else "test", "coarse" if coarse else "fine"
     base, binary = _base(folder, "cifar-100", name)
-    # The binary form has the group first, then the class.
+    # A record of the binary version begins with the coarse label, then the fine one.
     keys = (b"coarse_labels", b"fine_labels")
     x, y = _read(os.path.join(base, name), binary, keys, 20 if coarse else 100, int(not coarse))
     return Arrays(x, y, augment, _names(base, binary, kind, 20 if coarse else 100))
 
 
 def _base(folder: str | os.PathLike[str], name: str, first: str) -> tuple[str, bool]:
-    """The folder that has the files, and whether they are in the binary form."""
+    """Returns the folder that has file ``first``, and whether it is the binary version."""
     root = os.fspath(folder)
     kinds = {"cifar-10-batches": ("-py", "-bin"), "cifar-100": ("-python", "-binary")}[name]
     tried = []
@@ -241,22 +241,28 @@ def _base(folder: str | os.PathLike[str], name: str, first: str) -> tuple[str, b
 def _read(
     path: str, binary: bool, keys: tuple[bytes, ...], classes: int, label: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures, uint8 (N, 3, 32, 32), and labels."""
+    """Reads a file of CIFAR: pictures, uint8 (N, 3, 32, 32), and labels (N,).
+
+    ``keys`` are the names of a picture's labels in the order of the binary version; ``label`` is
+    the index of the one to return.
+    """
     x: Any
     y: Any
     if binary:
         path += ".bin"
         data = np.frombuffer(_content(path), np.uint8)
-        width = len(keys) + _PIXELS
-        if not data.size or data.size % width:
-            raise DataError(f"file {path} has {data.size} bytes; valid is a multiple of {width}")
-        rows = data.reshape(-1, width)
+        record_bytes = len(keys) + _PIXELS
+        if not data.size or data.size % record_bytes:
+            raise DataError(
+                f"file {path} has {data.size} bytes; valid is a multiple of {record_bytes}"
+            )
+        rows = data.reshape(-1, record_bytes)
         x, y = rows[:, len(keys) :], rows[:, label].astype(np.int64)
     else:
-        found = _unpickled(path)
-        x = found.get(b"data") if isinstance(found, dict) else None
-        own = found.get(keys[label]) if isinstance(found, dict) else None
-        y = np.asarray(own) if isinstance(own, list) else np.zeros(0)
+        content = _unpickled(path)
+        x = content.get(b"data") if isinstance(content, dict) else None
+        labels = content.get(keys[label]) if isinstance(content, dict) else None
+        y = np.asarray(labels) if isinstance(labels, list) else np.zeros(0)
         fits = isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.shape == (len(y), _PIXELS)
         if not fits or y.dtype.kind not in "iu" or not len(y):
             raise DataError(f"file {path} has no pictures with {keys[label].decode()}")
@@ -268,16 +274,18 @@ def _read(
 
 
 def _names(base: str, binary: bool, kind: str, count: int) -> list[str] | int:
-    """The names of classes where the folder has them, else how many there are."""
+    """Returns the names of the classes if the folder has them, else their number."""
     path = os.path.join(base, f"{kind}_label_names.txt" if binary else "meta")
     if not os.path.isfile(path):
         return count
     if binary:
         names = _content(path).decode("utf-8", "replace").split()
     else:
-        found = _unpickled(path)
-        given = found.get(f"{kind}_label_names".encode()) if isinstance(found, dict) else None
-        names = [each.decode("utf-8", "replace") for each in given or () if isinstance(each, bytes)]
+        content = _unpickled(path)
+        listed = content.get(f"{kind}_label_names".encode()) if isinstance(content, dict) else None
+        names = [
+            each.decode("utf-8", "replace") for each in listed or () if isinstance(each, bytes)
+        ]
     if len(names) != count:
         raise DataError(f"file {path} has {len(names)} names of classes; valid are {count}")
     return names
@@ -292,7 +300,7 @@ def _content(path: str) -> bytes:
 
 
 class _Restricted(pickle.Unpickler):
-    """Reads arrays and what Python has without imports, and runs no code of a file's."""
+    """Unpickles NumPy arrays and Python's built-in literals alone, so no code of a file runs."""
 
     _KNOWN = (("_reconstruct", "multiarray"), ("ndarray", "numpy"), ("dtype", "numpy"))
 
@@ -302,15 +310,17 @@ class _Restricted(pickle.Unpickler):
                 return _made
             return getattr(np, name)
         if (module, name) == ("_codecs", "encode"):
-            return _encoded
+            return _encode_latin1
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
 def _made(kind: Any, shape: Any, code: Any) -> np.ndarray:
+    """Stands for NumPy's ``_reconstruct``: an empty array, which the pickle's state then fills."""
     return np.ndarray.__new__(np.ndarray, (0,), "u1")
 
 
-def _encoded(text: str, encoding: str) -> bytes:
+def _encode_latin1(text: str, encoding: str) -> bytes:
+    """Stands for ``_codecs.encode``, by which pickles of protocol 2 hold bytes."""
     return text.encode("latin1")
 
 
@@ -329,17 +339,17 @@ class Folder(Dataset):
 
     A picture is resized and its centre cut out as torchvision does for its networks, unless the
     first step is a :class:`~minidnn.data.augment.ResizedCrop`, which takes the whole picture.
-    Other files, and what is hidden, are left alone.  Pillow is needed (``minidnn[images]``).
+    Other files and hidden ones are ignored.  Pillow is needed (``minidnn[images]``).
 
     Args:
         root: a folder of folders.
-        size: rows and columns of what is cut out.
+        size: rows and columns of a sample.
         augment: as of a :class:`Dataset`.
-        resize: pixels of the shorter side before that (``size``).
+        resize: pixels of the shorter side before the centre is cut out; by default ``size``.
         channels: 3 (red, green, blue) or 1 (grey).
-        corrupt: "raise" refuses a picture that cannot be read when it is its turn.  "skip" decodes
-            all of them now, which takes about as long as an epoch, warns of each that cannot be
-            read, and leaves it out: so all batches are full, and the same on every run.
+        corrupt: "raise" raises for a picture that cannot be read when a batch needs it.  "skip"
+            decodes all pictures now, which takes about as long as an epoch, warns of each that
+            cannot be read, and leaves it out: so all batches are full, and the same on every run.
 
     Attributes:
         files: the paths; ``labels`` has the class of each.
@@ -372,9 +382,9 @@ class Folder(Dataset):
             self.augment = self.augment[1:]
             if self._box.size != size:
                 raise DataError(f"size={size} and {self._box} differ; valid are equal sizes")
-        found = [list(_pictures(os.path.join(self.root, name))) for name in classes]
-        files = [file for each in found for file in each]
-        labels = [label for label, each in enumerate(found) for _ in each]
+        files_by_class = [list(_pictures(os.path.join(self.root, name))) for name in classes]
+        files = [file for each in files_by_class for file in each]
+        labels = [label for label, each in enumerate(files_by_class) for _ in each]
         if corrupt == "skip":
             with ThreadPoolExecutor() as threads:
                 reasons = list(threads.map(self._why_corrupt, files))
@@ -386,7 +396,7 @@ class Folder(Dataset):
         counts = np.bincount(self.labels, minlength=len(classes))
         for label, name in enumerate(classes):
             if not counts[label]:
-                what = "readable picture" if found[label] else "picture file"
+                what = "readable picture" if files_by_class[label] else "picture file"
                 raise DataError(
                     f"folder {os.path.join(self.root, name)} has no {what}; valid is at least one, "
                     "or no such folder"
@@ -401,10 +411,10 @@ class Folder(Dataset):
     def read(self, samples: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
         numbers = draws.uniform(ResizedCrop.NUMBERS if self._box else 0)
 
-        def one(place: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        def read_sample(place: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
             return self._read(self.files[sample], numbers[place]), self.labels[sample]
 
-        return one_by_one(self, samples, one)
+        return one_by_one(self, samples, read_sample)
 
     def _read(self, file: str, numbers: np.ndarray) -> np.ndarray:
         def take(picture: Any) -> np.ndarray:
@@ -442,14 +452,14 @@ def _classes(root: str) -> list[str]:
 
 
 def _pictures(folder: str) -> Iterator[str]:
-    """Files that are named as pictures, here and below, in a fixed order."""
+    """Yields the files with a picture's extension in a folder and below it, in a fixed order."""
 
     def refuse(error: OSError) -> None:
         raise DataError(f"folder {error.filename} cannot be read: {error.strerror}") from None
 
-    known = extensions()
+    picture_extensions = extensions()
     for base, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if os.path.splitext(name)[1].lower() in known and not name.startswith("."):
+            if os.path.splitext(name)[1].lower() in picture_extensions and not name.startswith("."):
                 yield os.path.join(base, name)

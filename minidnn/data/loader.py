@@ -1,7 +1,8 @@
-"""Batches in an order that a seed fixes, made ahead of time, and a place in them to resume at.
+"""Loaders: batches in an order that a seed fixes, prefetched, with a state to resume from.
 
-Samplers give other orders than that of each sample once.  Batches may be mixed with themselves,
-turned by one sample.  Something else may make them: PyTorch's DataLoader, grain, a list.
+:class:`Loader` reads a dataset: samplers replace the order in which each sample comes once, and
+mixup and CutMix mix a batch with itself, rolled by one sample.  :class:`Batches` wraps batches that
+something else makes: PyTorch's DataLoader, grain, a list.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 def mixed(x: np.ndarray, target: np.ndarray, alpha: float, random: np.random.Generator) -> Batch:
-    """mixup: Zhang et al., arXiv:1710.09412, by a share from Beta(alpha, alpha)."""
+    """Returns a batch mixed with itself, rolled by one sample; the share is Beta(alpha, alpha).
+
+    Source: mixup, Zhang et al., arXiv:1710.09412.
+    """
     share = np.float32(random.beta(alpha, alpha))
     x = share * x + (1 - share) * np.roll(x, 1, axis=0)
     return x, share * target + (1 - share) * np.roll(target, 1, axis=0)
@@ -37,16 +41,19 @@ def mixed(x: np.ndarray, target: np.ndarray, alpha: float, random: np.random.Gen
 def cut_mixed(
     x: np.ndarray, target: np.ndarray, alpha: float, random: np.random.Generator
 ) -> Batch:
-    """CutMix: Yun et al., arXiv:1905.04899, with the box that torchvision takes."""
+    """Returns a batch in which a box of each picture is that of the one before it.
+
+    Source: CutMix, Yun et al., arXiv:1905.04899, with the box that torchvision takes.
+    """
     if x.ndim != 4:
         raise DataError(f"cutmix: samples have shape {x.shape[1:]}; valid is (C, H, W)")
     height, width = x.shape[2:]
     share = float(random.beta(alpha, alpha))
     column, row = int(random.integers(width)), int(random.integers(height))
     half = 0.5 * sqrt(1.0 - share)
-    wide, high = int(half * width), int(half * height)
-    left, right = max(column - wide, 0), min(column + wide, width)
-    top, bottom = max(row - high, 0), min(row + high, height)
+    half_width, half_height = int(half * width), int(half * height)
+    left, right = max(column - half_width, 0), min(column + half_width, width)
+    top, bottom = max(row - half_height, 0), min(row + half_height, height)
     x = x.copy()
     x[:, :, top:bottom, left:right] = np.roll(x, 1, axis=0)[:, :, top:bottom, left:right]
     kept = np.float32(1.0 - (right - left) * (bottom - top) / (width * height))
@@ -59,7 +66,7 @@ class WeightedSampler:
 
     Args:
         weights: a number of at least 0 for each sample; they need not add up to 1.
-        num_samples: samples of an epoch; None is as many as there are weights.
+        num_samples: samples in an epoch; None is as many as there are weights.
         replacement: whether a sample may be drawn several times in an epoch.
 
     Raises:
@@ -76,58 +83,59 @@ class WeightedSampler:
         num_samples: int | None = None,
         replacement: bool = True,
     ) -> None:
-        given: Any = np.asarray(weights)
-        numbers = given.ndim == 1 and given.size and given.dtype.kind in "buif"
-        if not numbers or not np.isfinite(given).all() or (given < 0).any() or not given.any():
+        array: Any = np.asarray(weights)
+        is_numeric = array.ndim == 1 and array.size and array.dtype.kind in "buif"
+        if not is_numeric or not np.isfinite(array).all() or (array < 0).any() or not array.any():
             raise DataError(
                 f"WeightedSampler: weights={weights!r:.80}; valid is a number of at least 0 for "
                 "each sample, not all 0"
             )
-        count = len(given) if num_samples is None else num_samples
-        drawable = int(np.count_nonzero(given))
+        count = len(array) if num_samples is None else num_samples
+        drawable = int(np.count_nonzero(array))
         if type(count) is not int or count < 1 or (not replacement and count > drawable):
             most = "" if replacement else f" to {drawable}, the samples with a weight above 0"
             raise DataError(
                 f"WeightedSampler: num_samples={count!r:.80}, replacement={replacement!r}; valid "
                 f"is an int from 1{most}"
             )
-        self.weights = given.astype(np.float64)
+        self.weights = array.astype(np.float64)
         self.num_samples, self.replacement = count, bool(replacement)
 
     @classmethod
     def balanced(cls, labels: Sequence[int] | np.ndarray, num_samples: int | None = None) -> Self:
         """A sampler that draws each class as often as any other, by the samples' classes."""
-        given: Any = np.asarray(labels)
-        if given.ndim != 1 or given.dtype.kind not in "iu" or not given.size:
+        array: Any = np.asarray(labels)
+        if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
             raise DataError(f"WeightedSampler: labels={labels!r:.80}; valid are ints, (N,)")
-        _, places, counts = np.unique(given, return_inverse=True, return_counts=True)
-        return cls(1.0 / counts[places], num_samples)
+        _, class_index, counts = np.unique(array, return_inverse=True, return_counts=True)
+        return cls(1.0 / counts[class_index], num_samples)
 
     def __len__(self) -> int:
         return self.num_samples
 
     def facts(self) -> str:
-        """What tells it from other samplers, in a loader's state."""
-        digest = hashlib.sha256(self.weights.tobytes()).hexdigest()[:16]
-        return f"weights {digest}, {self.num_samples}, replacement={self.replacement}"
+        """Text in a loader's state that identifies the sampler: its weights and arguments."""
+        checksum = hashlib.sha256(self.weights.tobytes()).hexdigest()[:16]
+        return f"weights {checksum}, {self.num_samples}, replacement={self.replacement}"
 
     def order(self, random: np.random.Generator) -> np.ndarray:
-        """The samples of an epoch."""
+        """Draws the sample numbers of an epoch, in their order."""
         share = self.weights / self.weights.sum()
         return random.choice(len(share), self.num_samples, self.replacement, share)
 
 
 class Epochs(ABC):
-    """Batches epoch by epoch.  Iterating gives those of one epoch; the next time, the next one.
+    """Batches epoch by epoch: each iteration goes over one epoch, the next one over the next.
 
-    A loop that is left before its end is started anew by the next one, unless the state is
+    An epoch whose loop was left before its end begins anew in the next loop, unless a state is
     restored in between.
     """
 
     def __init__(self) -> None:
         self._epoch = 0
-        #: Batches of this epoch that were given, and that the next iteration leaves out.
+        #: Batches of this epoch that were yielded, and that the next iteration skips.
         self._position = self._first = 0
+        #: The number of the newest iteration; older ones raise.
         self._iteration = 0
 
     @abstractmethod
@@ -135,20 +143,22 @@ class Epochs(ABC):
         """Batches in an epoch."""
 
     @abstractmethod
-    def _batches(self, epoch: int, first: int) -> Iterator[Batch]: ...
+    def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        """Yields the batches of an epoch from batch ``first`` on."""
+        ...
 
     def _facts(self) -> dict[str, Any]:
-        """What must be equal for a state to mean the same batches."""
+        """The arguments that must be equal for a state to mean the same batches."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """The place after the last batch that was given, as JSON has it."""
+        """The position after the last batch that was yielded, as a dict for JSON."""
         return {**self._facts(), "epoch": self._epoch, "position": self._position}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration give what follows a :meth:`state`: the rest of its epoch.
+        """Makes the next iteration go on after a :meth:`state`, with the rest of its epoch.
 
-        DataError if the state is none, or is that of other data or other batches.
+        DataError if ``state`` is no state, or one of other data or other batches.
         """
         if not isinstance(state, Mapping):
             raise DataError(f"the state is {state!r:.80}; valid is what a loader's state() gave")
@@ -190,7 +200,13 @@ class Epochs(ABC):
 
 @dataclass(frozen=True)
 class BatchMaker:
-    """Makes a batch; a function of its arguments alone, wherever it runs."""
+    """Makes one batch, in a worker or in the loader itself: a pure function of its arguments.
+
+    Attributes:
+        dataset: reads and augments the samples.
+        mixup, cutmix: alpha of each one's Beta distribution; 0 for none.
+        finite: whether NaN and infinities in the samples raise.
+    """
 
     dataset: Dataset
     mixup: float
@@ -200,8 +216,8 @@ class BatchMaker:
     def __call__(self, seed: int, epoch: int, position: int, samples: np.ndarray) -> Batch:
         x, target = self.dataset.batch(samples, seed, epoch)
         if self.finite:
-            for sample, one in zip(samples, x, strict=True):
-                if not np.isfinite(one).all():
+            for sample, array in zip(samples, x, strict=True):
+                if not np.isfinite(array).all():
                     raise DataError(
                         f"{self.dataset.name(int(sample))} has NaN or infinities; "
                         "finite=False lets them pass"
@@ -215,6 +231,7 @@ class BatchMaker:
         return mixed(x, target, self.mixup, random)
 
     def _probabilities(self, target: np.ndarray) -> np.ndarray:
+        """One-hot probabilities of class targets, which mixing needs; others as they are."""
         if target.dtype == np.float32:
             return target
         classes = len(self.dataset.classes)
@@ -231,8 +248,8 @@ class BatchMaker:
 class Loader(Epochs):
     """Batches (x, target) of a dataset: float32 (N, C, H, W), and int64 classes.
 
-    Every random choice is a function of the seed, the epoch and the sample (with mixup, the batch),
-    so that the batches are the same to the last bit for any number of workers, and after
+    Every random choice is a function of the seed, the epoch and the sample (for mixup and cutmix,
+    the batch), so that the batches are bit-identical for any number of workers, and after
     :meth:`restore`.
 
     Args:
@@ -240,19 +257,19 @@ class Loader(Epochs):
         batch: samples in each batch.
         shuffle: whether each epoch has an order of its own.
         seed: from 0 to 2**64 - 1; fixes all random choices.
-        workers: batches that are made at once, ahead of time; 0 makes each when it is asked for.
+        workers: batches that are made concurrently, ahead of time; 0 makes each on demand.
         processes: whether workers are processes, for datasets and steps that hold Python's global
             lock.  Decoding pictures does not, so threads are enough for it.  Processes are spawned,
             not forked, since other threads (a compiled network's, PyTorch's) may hold locks that a
             fork would leave locked: a script needs ``if __name__ == "__main__":``.
-        ahead: the most batches that are ready or being made (twice the workers).
+        ahead: the most batches that are ready or being made; by default twice the workers.
         drop_last: whether an incomplete batch at the end is left out.
-        mixup: each batch is mixed with itself, turned by one sample, by a share from
+        mixup: each batch is mixed with itself, rolled by one sample, with a share from
             Beta(mixup, mixup), and targets become probabilities; 0 mixes nothing.
         cutmix: a box of each picture, of a share from Beta(cutmix, cutmix), is that of the one
             before it, and so are the targets; 0 for none.  With ``mixup`` each batch has one of
             both.
-        sampler: draws the samples of each epoch, a :class:`WeightedSampler`, in the place of
+        sampler: a :class:`WeightedSampler` that draws the samples of each epoch, instead of
             ``shuffle``.
         finite: whether NaN and infinities are refused.
         shard: (rank, ranks) of several processes that train together: each takes every
@@ -329,8 +346,8 @@ class Loader(Epochs):
         self._workers: Workers | None = None
 
     def __len__(self) -> int:
-        whole, rest = divmod(self._samples, self.batch)
-        return whole + bool(rest and not self.drop_last)
+        full, rest = divmod(self._samples, self.batch)
+        return full + bool(rest and not self.drop_last)
 
     def _facts(self) -> dict[str, Any]:
         more: dict[str, Any] = {"cutmix": self._make.cutmix} if self._make.cutmix else {}
@@ -360,15 +377,15 @@ class Loader(Epochs):
             start = position * self.batch
             return self._seed, epoch, position, order[start : start + self.batch]
 
-        places = range(first, len(self))
+        positions = range(first, len(self))
         if not self._count:
-            yield from (self._make(*task(place)) for place in places)
+            yield from (self._make(*task(index)) for index in positions)
             return
         workers = self._running()
         pending: deque[Future[Batch]] = deque()
         try:
-            for place in places:
-                pending.append(workers.submit(task(place)))
+            for index in positions:
+                pending.append(workers.submit(task(index)))
                 if len(pending) == self._ahead:
                     yield _result(pending.popleft())
             while pending:
@@ -378,8 +395,10 @@ class Loader(Epochs):
                 future.cancel()
 
     def _running(self) -> Workers:
-        """The workers, which stay from epoch to epoch; those of a parent, or without all their
-        processes, are of no use."""
+        """Returns the worker pool, which lives from epoch to epoch.
+
+        A new one replaces a pool of the parent of a fork, or one with a dead process.
+        """
         if self._workers is None or not self._workers.are_whole():
             self.close()
             self._workers = Workers(self._make, self._count, self._processes)
@@ -394,13 +413,14 @@ class Loader(Epochs):
 
 
 def _result(future: Future[Batch]) -> Batch:
-    # Ctrl-C just before a wait is noticed after it, so no wait is long.
+    # Ctrl-C just before a wait takes effect after it, so no wait is long.
     while not wait([future], timeout=1).done:
         pass
     return future.result()
 
 
 def _generator(seed: int, *key: int) -> np.random.Generator:
+    """The random generator of an epoch, or of a batch: ``key`` is (epoch,) or (epoch, batch)."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
 
@@ -408,17 +428,17 @@ class Batches(Epochs):
     """Batches of any iterable, as a :class:`~minidnn.data.loader.Loader` gives them.
 
     Restoring a state reads the batches before it and drops them.  They are the same only if the
-    source gives the same in the same epoch, so what shuffles is best made for each epoch::
+    source is deterministic in each epoch, so make what shuffles anew for each epoch::
 
         Batches(lambda epoch: DataLoader(data, 64, shuffle=True, generator=seeded(epoch)))
 
     Args:
         source: an iterable of batches, or a function of the epoch that returns one.
-        convert: makes (x, target), in that order, of what the source gives, if it is no such pair.
+        convert: makes a pair (x, target) from an item of the source that is none.
         finite: whether NaN and infinities in x are refused.
 
     Raises:
-        DataError: the source can be read only once, or gives what is no batch.
+        DataError: the source can be read only once, or yields something that is no batch.
 
     >>> train = md.data.Batches(batches)
     >>> for x, target in train:
@@ -446,13 +466,13 @@ class Batches(Epochs):
         return self._source(epoch) if callable(self._source) else self._source
 
     def _batches(self, epoch: int, first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        place = -1
-        for place, item in enumerate(self._of(epoch)):
-            if place >= first:
-                yield self._pair(item, f"batch {place} of epoch {epoch}")
-        if place < max(first - 1, 0):
+        index = -1
+        for index, item in enumerate(self._of(epoch)):
+            if index >= first:
+                yield self._pair(item, f"batch {index} of epoch {epoch}")
+        if index < max(first - 1, 0):
             raise DataError(
-                f"the source has {place + 1} batches in epoch {epoch}, and more were expected; an "
+                f"the source has {index + 1} batches in epoch {epoch}, and more were expected; an "
                 "iterator can be read only once: give a list, or a function of the epoch"
             )
 

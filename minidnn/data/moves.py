@@ -1,8 +1,10 @@
-"""Where steps move pixels to: pictures, and the masks and boxes that belong to them.
+"""Geometric augmentation: pictures, and the masks and boxes that must move with them.
 
-A step that moves pixels has ``move(shape, draws)``, which draws for a batch and gives a
-:class:`BatchMove`.  One that leaves them where they are says ``places = False``.  Affine maps are
-about the middle of a picture.
+A step that moves pixels has ``move(shape, draws)``, which draws the random numbers of a batch and
+returns a :class:`BatchMove`.  A step that leaves pixels where they are says ``places = False``.
+
+An affine map is a matrix (2, 3) from output to input coordinates: columns and rows in pixels, with
+the origin at the centre of the picture.
 """
 
 from __future__ import annotations
@@ -32,22 +34,22 @@ class BatchMove:
     """
 
     def pictures(self, x: np.ndarray) -> np.ndarray:
-        """Pictures (N, C, H, W), which are the move's to write to."""
+        """Returns pictures (N, C, H, W) after the move, which may write to ``x``."""
         raise NotImplementedError
 
     def masks(self, masks: np.ndarray, fill: int) -> np.ndarray:
-        """Masks (N, H, W) of whole numbers; what comes from outside is ``fill``."""
+        """Returns integer masks (N, H, W); pixels from outside of a picture are ``fill``."""
         raise NotImplementedError
 
     def boxes(self, boxes: np.ndarray, sizes: tuple[int, int]) -> np.ndarray:
-        """Boxes (N, M, 4) of left, top, right and bottom in pictures of these rows and columns,
-        which may lie partly outside afterwards."""
+        """Returns boxes (N, M, 4) of left, top, right and bottom in pixels, not clipped to the
+        picture; ``sizes`` are the rows and columns of the pictures before the move."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Flipped(BatchMove):
-    """Some samples (N,), of which left and right, or top and bottom, are exchanged."""
+    """Flips the samples that a boolean mask (N,) selects, left to right or top to bottom."""
 
     samples: np.ndarray
     vertical: bool = False
@@ -63,16 +65,19 @@ class Flipped(BatchMove):
         return self._turned(masks.copy())
 
     def boxes(self, boxes: np.ndarray, sizes: tuple[int, int]) -> np.ndarray:
-        found = boxes.copy()
+        flipped = boxes.copy()
         low, size = (1, sizes[0]) if self.vertical else (0, sizes[1])
-        found[self.samples, :, low] = size - boxes[self.samples, :, low + 2]
-        found[self.samples, :, low + 2] = size - boxes[self.samples, :, low]
-        return found
+        flipped[self.samples, :, low] = size - boxes[self.samples, :, low + 2]
+        flipped[self.samples, :, low + 2] = size - boxes[self.samples, :, low]
+        return flipped
 
 
 @dataclass(frozen=True)
 class Cropped(BatchMove):
-    """Squares that are cut out at rows and columns (N,) each, after padding on all sides."""
+    """Crops a square of ``size`` pixels from each picture, after padding on all sides.
+
+    ``tops`` and ``lefts`` (N,) are the squares' corners in the padded pictures.
+    """
 
     tops: np.ndarray
     lefts: np.ndarray
@@ -80,9 +85,9 @@ class Cropped(BatchMove):
     padding: int
 
     def _cut(self, x: np.ndarray, fill: int) -> np.ndarray:
-        wide, size = self.padding, self.size
-        around = [(0, 0)] * (x.ndim - 2) + [(wide, wide)] * 2
-        padded = np.pad(x, around, constant_values=fill)
+        border, size = self.padding, self.size
+        widths = [(0, 0)] * (x.ndim - 2) + [(border, border)] * 2
+        padded = np.pad(x, widths, constant_values=fill)
         out = np.empty((*x.shape[:-2], size, size), x.dtype)
         for i, (top, left) in enumerate(zip(self.tops, self.lefts, strict=True)):
             out[i] = padded[i, ..., top : top + size, left : left + size]
@@ -101,8 +106,11 @@ class Cropped(BatchMove):
 
 @dataclass(frozen=True)
 class Resized(BatchMove):
-    """Boxes (N, 4) of top, left, height and width, which become ``size`` rows and columns.
-    ``resize`` makes a picture (C, H, W) of that size."""
+    """Crops a rectangle from each picture and resizes it to ``size`` rows and columns.
+
+    ``cuts`` (N, 4) are the rectangles' top, left, height and width.  ``resize`` takes a picture
+    (C, H, W) and returns it in that size.
+    """
 
     cuts: np.ndarray
     size: int
@@ -115,7 +123,7 @@ class Resized(BatchMove):
         return out
 
     def masks(self, masks: np.ndarray, fill: int) -> np.ndarray:
-        """The nearest pixel, as torchvision's "nearest" has it."""
+        """Takes the nearest pixel, as torchvision's "nearest" does."""
         out = np.empty((len(masks), self.size, self.size), masks.dtype)
         for i, (top, left, rows, columns) in enumerate(self.cuts.tolist()):
             down, across = (np.arange(self.size) * n // self.size for n in (rows, columns))
@@ -130,7 +138,7 @@ class Resized(BatchMove):
 
 @dataclass(frozen=True)
 class Matrices(BatchMove):
-    """Affine maps (N, 2, 3), see :mod:`minidnn.data.moves`."""
+    """Warps each picture by an affine map (N, 2, 3), see :mod:`minidnn.data.moves`."""
 
     matrices: np.ndarray
     bilinear: bool = False
@@ -158,14 +166,14 @@ def moved(
     """Pictures after steps, with the masks and boxes that belong to them.
 
     Args:
-        steps: steps of this module; one of your own has ``move(shape, draws)``, which gives a
-            :class:`BatchMove`, or says ``places = False`` if it leaves pixels where they are.
+        steps: augmentation steps; one of your own has ``move(shape, draws)``, which returns a
+            :class:`BatchMove`, or ``places = False`` if it leaves pixels where they are.
         x: (N, C, H, W), float32.
-        draws: the batch's.
-        masks: (N, H, W), whole numbers, or None.
+        draws: the random numbers of the batch.
+        masks: (N, H, W), integers, or None.
         boxes: (N, M, 4) of left, top, right and bottom, in pixels, or None.
-        fill: what masks are where a picture has no pixels.
-        cut: whether boxes are cut at the picture, so that what is outside has no area.
+        fill: the value of masks where a picture has no pixels.
+        cut: whether boxes are clipped to the picture, so that one outside has no area.
 
     Returns:
         All three.
@@ -188,16 +196,16 @@ def moved(
                 )
             x = step(x, draws)
             continue
-        found: BatchMove = move(x.shape, draws)
+        batch_move: BatchMove = move(x.shape, draws)
         sizes = (x.shape[2], x.shape[3])
         if masks is not None:
-            masks = found.masks(masks, fill)
+            masks = batch_move.masks(masks, fill)
         if boxes is not None:
-            boxes = found.boxes(boxes, sizes)
-        x = found.pictures(x)
+            boxes = batch_move.boxes(boxes, sizes)
+        x = batch_move.pictures(x)
         if boxes is not None and cut:
-            most = np.array([x.shape[3], x.shape[2]] * 2)
-            boxes = np.clip(boxes, 0, most)
+            limits = np.array([x.shape[3], x.shape[2]] * 2)
+            boxes = np.clip(boxes, 0, limits)
     return x, masks, boxes
 
 
@@ -208,17 +216,19 @@ def inverse_matrix(
     shear: tuple[float, float] = (0.0, 0.0),
     center: tuple[float, float] = (0.0, 0.0),
 ) -> np.ndarray:
-    """Where pixels come from, (2, 3): to columns and rows from the middle, and 1, those of the
-    source. The arguments are those of torchvision's ``affine``, but the centre counts from the
-    middle, too; angles are degrees."""
+    """Returns the matrix (2, 3) from output to input coordinates, see the module's docstring.
+
+    The arguments are those of torchvision's ``affine``, with angles in degrees, except that
+    ``center`` is relative to the centre of the picture.
+    """
     turn, across, down = radians(angle), radians(shear[0]), radians(shear[1])
     a = cos(turn - down) / cos(down)
     b = -cos(turn - down) * tan(across) / cos(down) - sin(turn)
     c = sin(turn - down) / cos(down)
     d = -sin(turn - down) * tan(across) / cos(down) + cos(turn)
-    whole = np.array([[d, -b], [-c, a]]) / scale
-    middle, shift = np.array(center), np.array(translate)
-    return np.column_stack([whole, middle - whole @ (middle + shift)])
+    linear = np.array([[d, -b], [-c, a]]) / scale
+    origin, offset = np.array(center), np.array(translate)
+    return np.column_stack([linear, origin - linear @ (origin + offset)])
 
 
 def warped(
@@ -227,15 +237,15 @@ def warped(
     bilinear: bool = False,
     fill: float | tuple[float, ...] | None = None,
 ) -> np.ndarray:
-    """Each picture (N, C, H, W) by its matrix (N, 2, 3), as torchvision has it.
+    """Returns each picture (N, C, H, W) resampled by its affine map, as torchvision does.
 
     Args:
-        x: pictures, or masks as one channel of whole numbers.
-        matrices: see :func:`inverse_matrix`.
-        bilinear: whether pixels are mixed of four, or the nearest one.
-        fill: what comes from outside, one number or one for each channel; with it a pixel that is
-            mixed of some within and some outside counts by its share of the former once more, as
-            in torchvision.  None is 0, without that.
+        x: pictures, or masks as one channel of integers.
+        matrices: maps (N, 2, 3) from output to input coordinates, see :func:`inverse_matrix`.
+        bilinear: whether a pixel is interpolated between four inputs; else it is the nearest one.
+        fill: the value of inputs outside of the picture, one number or one for each channel.  With
+            it, a pixel interpolated between inputs inside and outside weights the sum of those
+            inside by their share once more, as torchvision does.  None is 0, without that.
     """
     n, channels, height, width = x.shape
     u = np.arange(width) - (width - 1) / 2
@@ -245,42 +255,45 @@ def warped(
     rows = m[:, 1, 0] * u + m[:, 1, 1] * v + m[:, 1, 2] + (height - 1) / 2
     outside = np.broadcast_to(np.array(fill or 0.0, np.float64).reshape(-1, 1, 1), (channels, 1, 1))
     samples = np.arange(n)[:, None, None, None]
-    planes = np.arange(channels)[:, None, None]
+    channel_index = np.arange(channels)[:, None, None]
 
     def at(row: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
         r = np.clip(row, 0, height - 1).astype(np.int64)[:, None]
         c = np.clip(column, 0, width - 1).astype(np.int64)[:, None]
-        return x[samples, planes, r, c], inside[:, None]
+        return x[samples, channel_index, r, c], inside[:, None]
 
     if not bilinear:
-        found, inside = at(np.rint(rows), np.rint(columns))
-        return np.where(inside, found, outside.astype(x.dtype))
+        pixels, inside = at(np.rint(rows), np.rint(columns))
+        return np.where(inside, pixels, outside.astype(x.dtype))
     tops, lefts = np.floor(rows), np.floor(columns)
-    total, seen = np.zeros(x.shape), np.zeros((n, 1, height, width))
+    total, inside_share = np.zeros(x.shape), np.zeros((n, 1, height, width))
     for down in (0, 1):
         for right in (0, 1):
             row, column = tops + down, lefts + right
             share = ((1 - abs(rows - row)) * (1 - abs(columns - column)))[:, None]
-            found, inside = at(row, column)
-            total += np.where(inside, share * found, 0)
-            seen += np.where(inside, share, 0)
+            pixels, inside = at(row, column)
+            total += np.where(inside, share * pixels, 0)
+            inside_share += np.where(inside, share, 0)
     if fill is not None:
-        total = total * seen + (1 - seen) * outside
+        total = total * inside_share + (1 - inside_share) * outside
     return total.astype(x.dtype)
 
 
 def _moved_boxes(boxes: np.ndarray, matrices: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Boxes (N, M, 4) of left, top, right and bottom: what encloses the corners of each where the
-    inverse of the matrices (N, 2, 3) moves them."""
+    """Returns the bounding boxes (N, M, 4) of each box's corners after the pixels moved.
+
+    Boxes are left, top, right and bottom.  Corners move by the inverse of the matrices (N, 2, 3),
+    which map output to input coordinates.
+    """
     inverse = np.linalg.inv(matrices[:, :, :2])
     left, top, right, bottom = np.moveaxis(boxes.astype(np.float64), -1, 0)
     corners = np.stack(
         [np.stack([a, b], -1) for a in (left, right) for b in (top, bottom)], axis=2
     ) - np.array([width / 2, height / 2])
-    found = np.einsum("nij,nmkj->nmki", inverse, corners - matrices[:, None, None, :, 2])
-    found += np.array([width / 2, height / 2])
-    return np.concatenate([found.min(2), found.max(2)], -1)
+    corners_after = np.einsum("nij,nmkj->nmki", inverse, corners - matrices[:, None, None, :, 2])
+    corners_after += np.array([width / 2, height / 2])
+    return np.concatenate([corners_after.min(2), corners_after.max(2)], -1)
 
 
 class Masks(Arrays):
@@ -289,7 +302,7 @@ class Masks(Arrays):
 
     Args:
         x: (N, C, H, W), as of :class:`Arrays`.
-        y: (N, H, W), whole numbers.
+        y: (N, H, W), integers.
         augment: steps of this module; one of your own has ``move(shape, draws)``, or says ``places
             = False``.
         classes: as of :class:`Arrays`.
@@ -327,9 +340,9 @@ class Masks(Arrays):
     ) -> tuple[np.ndarray, np.ndarray]:
         for step in self.augment:
             with named(step, samples):
-                x, found, _ = moved([step], x, draws, masks=target, fill=self.fill)
-                assert found is not None
-                target = found
+                x, moved_masks, _ = moved([step], x, draws, masks=target, fill=self.fill)
+                assert moved_masks is not None
+                target = moved_masks
         return x, np.ascontiguousarray(target)
 
 
@@ -344,7 +357,7 @@ class Boxes(Arrays):
         augment: steps of this module; one of your own has ``move(shape, draws)``, or says ``places
             = False``.
         classes: as of :class:`Arrays`; by default as many as targets name.
-        least: boxes of which less than this share of their area is left are dropped.
+        least: boxes that keep less than this share of their area are dropped.
 
     Raises:
         DataError: arrays do not fit together; when a batch is read, a step does not say where it
@@ -370,19 +383,21 @@ class Boxes(Arrays):
             else np.zeros((0, 5), np.float32)
             for each in y
         ]
-        most = max((len(each) for each in rows), default=0)
-        packed = np.full((len(rows), max(most, 1), 5), -1, np.float32)
+        count = max((len(each) for each in rows), default=0)
+        packed = np.full((len(rows), max(count, 1), 5), -1, np.float32)
         for i, each in enumerate(rows):
             packed[i, : len(each)] = each
-        there = packed[..., 4] >= 0
+        is_box = packed[..., 4] >= 0
         if classes is None:
             classes = int(packed[..., 4].max(initial=-1)) + 1
         super().__init__(x, packed, augment, classes)
-        wrong = there & ((packed[..., :2] > packed[..., 2:4]).any(-1) | (packed[..., 4] % 1 != 0))
-        if self.x.ndim != 4 or wrong.any() or not np.isfinite(packed).all():
-            such = f", such as {packed[wrong][0].tolist()}" if wrong.any() else ""
+        is_wrong = is_box & (
+            (packed[..., :2] > packed[..., 2:4]).any(-1) | (packed[..., 4] % 1 != 0)
+        )
+        if self.x.ndim != 4 or is_wrong.any() or not np.isfinite(packed).all():
+            case = f", such as {packed[is_wrong][0].tolist()}" if is_wrong.any() else ""
             raise DataError(
-                f"x has shape {self.x.shape}, and boxes are not valid{such}; valid are (N, C, H, "
+                f"x has shape {self.x.shape}, and boxes are not valid{case}; valid are (N, C, H, "
                 "W), and left, top, right and bottom in order, with a class"
             )
         if not 0 <= least <= 1:
@@ -397,19 +412,21 @@ class Boxes(Arrays):
         self, x: np.ndarray, target: np.ndarray, draws: Draws, samples: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         boxes: np.ndarray = target[..., :4].astype(np.float64)
-        left = np.ones(boxes.shape[:2])  # what is left of each box's area
+        remaining = np.ones(boxes.shape[:2])  # the share of each box's area that remains
         for step in self.augment:
             with named(step, samples):
                 x, _, uncut = moved([step], x, draws, boxes=boxes, cut=False)
             assert uncut is not None
             boxes = np.clip(uncut, 0, np.array([x.shape[3], x.shape[2]] * 2))
             before, after = _areas(uncut), _areas(boxes)
-            left *= np.divide(after, before, out=np.zeros_like(after), where=before > 0)
-        there = (target[..., 4] >= 0) & (_areas(boxes) > 0) & (left >= self.least)
-        found = np.full_like(target, -1)
-        for place, own, kept, given in zip(found, boxes, there, target, strict=True):
-            place[: kept.sum()] = np.column_stack([own[kept], given[kept, 4]])
-        return x, found
+            remaining *= np.divide(after, before, out=np.zeros_like(after), where=before > 0)
+        is_kept = (target[..., 4] >= 0) & (_areas(boxes) > 0) & (remaining >= self.least)
+        kept_boxes = np.full_like(target, -1)
+        for target_rows, box_rows, kept, given_rows in zip(
+            kept_boxes, boxes, is_kept, target, strict=True
+        ):
+            target_rows[: kept.sum()] = np.column_stack([box_rows[kept], given_rows[kept, 4]])
+        return x, kept_boxes
 
 
 def _areas(boxes: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""Policies: each picture is changed by operations that are drawn for it, as torchvision has them.
+"""Augmentation policies: operations that are drawn for each picture, as in torchvision.
 
-Colours go from 0 to 1 here; operations on bytes round to them first.
-
-Some pictures have boxes of them overwritten.
+RandAugment and TrivialAugment choose among geometric and colour operations; RandomErasing
+overwrites a box of some pictures.  Colours go from 0 to 1; Posterize and Equalize, which work on
+bytes, round to uint8 first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RandomErasing:
         p: the probability with which a picture is changed.
         scale: least and largest share of the picture's area.
         ratio: least and largest height over width.
-        value: what is written, one number or one for each channel, or "random" for normal numbers.
+        value: what is written: one number, one for each channel, or "random" for normal noise.
 
     Raises:
         DataError: an argument is not valid.
@@ -47,7 +47,7 @@ class RandomErasing:
 
     #: Masks and boxes stay as they are.
     places: ClassVar[bool] = False
-    #: Boxes that are tried.
+    #: Boxes that are tried before a picture is left as it is.
     TRIES: ClassVar[int] = 10
 
     def __post_init__(self) -> None:
@@ -65,9 +65,9 @@ class RandomErasing:
             )
 
     def box(self, height: int, width: int, uniform: np.ndarray) -> tuple[int, int, int, int] | None:
-        """Top, left, height and width of what is overwritten; None if no box that was tried fits.
+        """Returns top, left, height and width of the box to overwrite; None if no try fits.
 
-        ``uniform`` are 4 numbers for each try.
+        ``uniform`` are random numbers, 4 for each try.
         """
         low, high = log(self.ratio[0]), log(self.ratio[1])
         for area, shape, down, across in uniform.reshape(-1, 4).tolist():
@@ -81,25 +81,26 @@ class RandomErasing:
 
     def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
         _, channels, height, width = sizes_of(self, x)
-        changed = draws.uniform() < self.p
+        is_changed = draws.uniform() < self.p
         numbers = draws.uniform(self.TRIES * 4)
         noise = draws.normal(channels, height, width) if self.value == "random" else None
         if noise is None:
-            given = np.array(self.value, np.float32).reshape(-1, 1, 1)
-            if len(given) not in (1, channels):
+            fill = np.array(self.value, np.float32).reshape(-1, 1, 1)
+            if len(fill) not in (1, channels):
                 raise DataError(f"{self}: pictures have {channels} channels; valid are as many")
-        for i in np.flatnonzero(changed):
+        for i in np.flatnonzero(is_changed):
             box = self.box(height, width, numbers[i])
             if box is None:
                 continue
             top, left, rows, columns = box
-            place = np.s_[:, top : top + rows, left : left + columns]
-            x[i][place] = given if noise is None else noise[i][place]
+            region = np.s_[:, top : top + rows, left : left + columns]
+            x[i][region] = fill if noise is None else noise[i][region]
         return x
 
 
-#: The operations, in torchvision's order: the size of each at full strength in RandAugment and in
-#: TrivialAugment, and whether it has a sign.  Translations are shares of the side, or pixels.
+#: The operations, in torchvision's order: the magnitude of each at full strength in RandAugment and
+#: in TrivialAugment, and whether it has a random sign.  RandAugment's translations are shares of
+#: the picture's width or height, TrivialAugment's are pixels.
 _SPACE: dict[str, tuple[float, float, bool]] = {
     "Identity": (0.0, 0.0, False),
     "ShearX": (0.3, 0.99, True),
@@ -121,26 +122,35 @@ _NAMES = tuple(_SPACE)
 
 @dataclass(frozen=True)
 class _Policy:
-    """What policies share: which operations, and how strong."""
+    """The base of policies: turns a drawn operation, strength and sign into a magnitude."""
 
     def _amount(self, name: str, part: float, sign: bool, sizes: tuple[int, int]) -> float:
-        """How much an operation does at a part of full strength."""
-        most = self._most(name, sizes)
+        """The magnitude of an operation at a fraction ``part`` of full strength.
+
+        ``sizes`` are the picture's rows and columns.  The unit is the operation's: pixels of a
+        translation, degrees of a rotation, bits that Posterize keeps, ...
+        """
+        full = self._most(name, sizes)
         if name == "Posterize":
-            return float(8 - int(np.rint(most * part)))
+            return float(8 - int(np.rint(full * part)))
         if name == "Solarize":
-            return most * (1.0 - part)
-        return -most * part if sign and _SPACE[name][2] else most * part
+            return full * (1.0 - part)
+        return -full * part if sign and _SPACE[name][2] else full * part
 
     def _most(self, name: str, sizes: tuple[int, int]) -> float:
+        """The magnitude of an operation at full strength."""
         raise NotImplementedError
 
     def _drawn(self, draws: Draws) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For each operation in turn: which, at what part of full strength, and its sign."""
+        """Draws the rounds of a batch.
+
+        For each round, three arrays with one entry per picture: the operation's index, the
+        fraction of full strength, and whether the sign is negative.
+        """
         raise NotImplementedError
 
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
-        """What pictures of this shape are changed by, and where masks and boxes go."""
+        """Draws the operations of a batch, which also move masks and boxes."""
         return _Drawn(self, self._drawn(draws))
 
     def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
@@ -151,7 +161,7 @@ class _Policy:
 
 
 class _Drawn(BatchMove):
-    """The operations that were drawn for a batch."""
+    """The operations that a policy drew for a batch, round after round."""
 
     def __init__(
         self, policy: _Policy, drawn: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
@@ -171,12 +181,12 @@ class _Drawn(BatchMove):
     def pictures(self, x: np.ndarray) -> np.ndarray:
         sizes = (x.shape[2], x.shape[3])
         for round in range(len(self._rounds)):
-            each = self._each(round, sizes)
-            moved = [i for i, (name, _) in enumerate(each) if name in _PLACES]
+            operations = self._each(round, sizes)
+            moved = [i for i, (name, _) in enumerate(operations) if name in _PLACES]
             if moved:
-                chosen = [each[i] for i in moved]
-                x[moved] = self._matrices(chosen, sizes).pictures(x[moved])
-            for i, (name, amount) in enumerate(each):
+                moved_operations = [operations[i] for i in moved]
+                x[moved] = self._matrices(moved_operations, sizes).pictures(x[moved])
+            for i, (name, amount) in enumerate(operations):
                 if name in _COLOURS:
                     x[i] = _COLOURS[name](x[i], amount)
         return x
@@ -198,7 +208,7 @@ class RandAugment(_Policy):
     """Changes each picture by operations that are drawn for it, all of one strength.
 
     Args:
-        num_ops: how many, one after another.
+        num_ops: how many operations, one after another.
         magnitude: how strong, from 0 to ``num_magnitude_bins - 1``.
         num_magnitude_bins: how many strengths there are.
 
@@ -216,8 +226,8 @@ class RandAugment(_Policy):
     num_magnitude_bins: int = 31
 
     def __post_init__(self) -> None:
-        least = {"num_ops": 0, "magnitude": 0, "num_magnitude_bins": 2}
-        for name, low in least.items():
+        lowest = {"num_ops": 0, "magnitude": 0, "num_magnitude_bins": 2}
+        for name, low in lowest.items():
             value = getattr(self, name)
             if type(value) is not int or value < low:
                 raise DataError(f"RandAugment: {name}={value!r}; valid is an int of at least {low}")
@@ -228,9 +238,9 @@ class RandAugment(_Policy):
             )
 
     def _most(self, name: str, sizes: tuple[int, int]) -> float:
-        most = _SPACE[name][0]
+        full = _SPACE[name][0]
         sides = {"TranslateX": sizes[1], "TranslateY": sizes[0]}
-        return most * sides.get(name, 1)
+        return full * sides.get(name, 1)
 
     def _drawn(self, draws: Draws) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         part = np.full(len(draws), self.magnitude / (self.num_magnitude_bins - 1))
@@ -276,7 +286,10 @@ _PLACES = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 
 
 def _matrix(name: str, amount: float, sizes: tuple[int, int]) -> np.ndarray:
-    """Where an operation takes pixels from."""
+    """The matrix (2, 3) from output to input coordinates of an operation, the identity for colours.
+
+    Shears are about the picture's top left corner, as in torchvision.
+    """
     corner = (-sizes[1] / 2, -sizes[0] / 2)
     if name == "ShearX":
         return inverse_matrix(shear=(degrees(atan(amount)), 0.0), center=corner)
@@ -290,6 +303,7 @@ def _matrix(name: str, amount: float, sizes: tuple[int, int]) -> np.ndarray:
 
 
 def _bytes(x: np.ndarray) -> np.ndarray:
+    """Colours from 0 to 1 as uint8."""
     return np.rint(np.clip(x, 0, 1) * 255).astype(np.uint8)
 
 
@@ -315,20 +329,20 @@ def _contrast(x: np.ndarray, amount: float) -> np.ndarray:
 
 def _auto_contrast(x: np.ndarray, amount: float) -> np.ndarray:
     low, high = x.min((1, 2), keepdims=True), x.max((1, 2), keepdims=True)
-    apart = high > low
-    scale = np.where(apart, 1 / np.where(apart, high - low, 1), 1)
-    return np.clip((x - np.where(apart, low, 0)) * scale, 0, 1)
+    has_range = high > low
+    scale = np.where(has_range, 1 / np.where(has_range, high - low, 1), 1)
+    return np.clip((x - np.where(has_range, low, 0)) * scale, 0, 1)
 
 
 def _equalize(x: np.ndarray, amount: float) -> np.ndarray:
     out = np.empty_like(x)
-    for channel, plane in enumerate(_bytes(x)):
-        counts = np.bincount(plane.reshape(-1), minlength=256)
+    for channel, pixels in enumerate(_bytes(x)):
+        counts = np.bincount(pixels.reshape(-1), minlength=256)
         step = int(counts[counts > 0][:-1].sum()) // 255
         if step:
             table = (np.cumsum(counts) + step // 2) // step
-            plane = np.clip(np.concatenate([[0], table[:-1]]), 0, 255)[plane]
-        out[channel] = plane / np.float32(255)
+            pixels = np.clip(np.concatenate([[0], table[:-1]]), 0, 255)[pixels]
+        out[channel] = pixels / np.float32(255)
     return out
 
 

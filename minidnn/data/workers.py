@@ -1,7 +1,8 @@
-"""Threads that make batches, each by itself or by a process of its own.
+"""The worker pool of a loader: threads that make batches, each in place or in its own process.
 
-A process is asked by one thread and answers it, over a pipe that nothing else holds: when it dies
-its thread is told so, and when this process dies, however that happens, it ends itself.
+Each worker process has one thread of this process that sends it tasks, over a pipe that nothing
+else holds.  When the worker dies, its thread notices and raises; when this process dies, however
+that happens, the worker reads the end of the pipe and exits.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ Task = tuple[Any, ...]
 
 
 class Workers:
-    """Makes batches at once, in ``count`` threads, or in as many processes."""
+    """Makes batches concurrently, in ``count`` threads, or in as many processes."""
 
     def __init__(self, make: Make, count: int, processes: bool) -> None:
         self._pid = os.getpid()
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Task] | None] = queue.SimpleQueue()
         self._others: list[_Process] = []
-        # It runs when nobody has these workers any more, and at the interpreter's end.
+        # It runs when the pool is garbage, and at the interpreter's exit.
         self._finalizer = weakref.finalize(self, _end, self._pid, self._tasks, self._others, count)
-        makes: list[Make] = [make] * count
+        makers: list[Make] = [make] * count
         if processes:
             for _ in range(count):
                 self._others.append(_Process(make))
-            makes = list(self._others)
-        for one in makes:
-            # Threads that are no daemons would keep a program from ending if a sample hangs.
+            makers = list(self._others)
+        for maker in makers:
+            # A thread that is no daemon would keep the program from exiting if a sample hangs.
             threading.Thread(
-                target=_work, args=(self._tasks, one), name="minidnn-data", daemon=True
+                target=_work, args=(self._tasks, maker), name="minidnn-data", daemon=True
             ).start()
 
     def submit(self, task: Task) -> Future[Any]:
@@ -57,8 +58,8 @@ class Workers:
         return future
 
     def are_whole(self) -> bool:
-        """Whether all are there: a child of a fork has no threads, and a process may have died."""
-        return self._pid == os.getpid() and all(one.is_alive() for one in self._others)
+        """Whether all workers run: a forked child has no threads, and a process may have died."""
+        return self._pid == os.getpid() and all(process.is_alive() for process in self._others)
 
     def close(self) -> None:
         self._finalizer()
@@ -72,7 +73,7 @@ def _work(tasks: queue.SimpleQueue[tuple[Future[Any], Task] | None], make: Make)
                 future.set_result(make(*task))
             except BaseException as error:
                 future.set_exception(error)
-        # A batch that is done, or its error, must not wait here for the next one.
+        # A finished batch, or its error, must not stay referenced until the next task comes.
         del item, future
 
 
@@ -81,24 +82,24 @@ def _end(pid: int, tasks: queue.SimpleQueue[Any], processes: list[_Process], cou
         return
     for _ in range(count):
         tasks.put(None)
-    for one in processes:
-        one.end()
+    for process in processes:
+        process.end()
 
 
 class _Process:
-    """A process that makes batches; called by one thread."""
+    """A worker process that makes batches, as a function that one thread calls."""
 
     def __init__(self, make: Make) -> None:
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, make), daemon=True)
+        self._connection, worker_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(worker_end, make), daemon=True)
         try:
             with _without_interrupts():
                 self._process.start()
         except (PicklingError, AttributeError, TypeError) as error:
             raise DataError(f"the dataset cannot be sent to a process: {error}") from error
         finally:
-            theirs.close()
+            worker_end.close()
 
     def __call__(self, *task: Any) -> tuple[np.ndarray, np.ndarray]:
         try:
@@ -114,21 +115,22 @@ class _Process:
             raise DataError(self._why_gone(task)) from None
 
     def _receive(self, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Reads an array's bytes, which follow its dtype and shape in the pipe."""
         array = np.empty(shape, dtype)
-        left = _bytes_of(array)
-        while left:
-            count = os.readv(self._connection.fileno(), [left])
+        remaining = _bytes_of(array)
+        while remaining:
+            count = os.readv(self._connection.fileno(), [remaining])
             if not count:
                 raise EOFError
-            left = left[count:]
+            remaining = remaining[count:]
         return array
 
     def _why_gone(self, task: Task) -> str:
         self._process.join(5)
         code = self._process.exitcode
-        how = f"ended with exit code {code}"
+        ending = f"ended with exit code {code}"
         if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
+            ending = f"was killed by {signal.Signals(-code).name}"
         hint = ""
         if code == -signal.SIGKILL:
             hint = "; the system does that when memory runs out"
@@ -139,7 +141,7 @@ class _Process:
             )
         _, epoch, position, _ = task
         return (
-            f"worker process {self._process.pid} {how} before it gave batch {position} of epoch "
+            f"worker process {self._process.pid} {ending} before it gave batch {position} of epoch "
             f"{epoch}{hint}"
         )
 
@@ -147,13 +149,13 @@ class _Process:
         return self._process.is_alive()
 
     def end(self) -> None:
-        # It only reads, so nothing is lost; its thread is told by the pipe.
+        # A worker only reads, so nothing is lost; its thread sees the end of the pipe.
         self._process.kill()
         self._process.join()
 
 
 def _serve(connection: Connection, make: Make) -> None:
-    """What a process does until the other end of its pipe is gone."""
+    """Runs in a worker process: makes batches until the other end of its pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -163,17 +165,18 @@ def _serve(connection: Connection, make: Make) -> None:
                 continue
             connection.send([(array.dtype.str, array.shape) for array in answer])
             for array in answer:
-                left = _bytes_of(np.ascontiguousarray(array))
-                while left:
-                    left = left[os.write(connection.fileno(), left) :]
+                remaining = _bytes_of(np.ascontiguousarray(array))
+                while remaining:
+                    remaining = remaining[os.write(connection.fileno(), remaining) :]
 
 
 def _answer(make: Make, task: Task) -> tuple[np.ndarray, np.ndarray] | str:
+    """Returns a batch, or the text of the error, with the traceback, that making it raised."""
     try:
         return make(*task)
     except BaseException as error:
-        told = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
-        return f"{told}\n\nIn worker process {os.getpid()}:\n{traceback.format_exc()}"
+        text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+        return f"{text}\n\nIn worker process {os.getpid()}:\n{traceback.format_exc()}"
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
@@ -182,7 +185,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Processes that are started herein never see Ctrl-C, which this one acts on."""
+    """Blocks SIGINT, so that processes started inside never see Ctrl-C: this process acts on it."""
     resource_tracker.ensure_running()  # unblocks the signal when it has to start
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

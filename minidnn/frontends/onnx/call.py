@@ -1,4 +1,8 @@
-"""A node of a model, as the function that converts it sees it; and families of such functions."""
+"""The interface of operator converters: the node to convert, and their registry by family.
+
+An :class:`OnnxCall` gives a converter the node's operands and attributes, checked for type; the
+converter adds nodes to the graph through ``call.build`` and returns the outputs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from minidnn.frontends.onnx.build import Builder
 from minidnn.frontends.onnx.tensors import read_tensor
 from minidnn.graph.ir import Constant, Value
 
-# ``AttributeProto.AttributeType`` and the field in which the value stands.
+# ``AttributeProto.AttributeType`` -> the field that holds the value, and its name in messages.
 _FIELDS = {1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings"}
 _KINDS = {
     1: "a number",
@@ -29,7 +33,10 @@ _KINDS = {
 
 
 class NotConverted(Exception):
-    """Why a node cannot be converted; ``inputs`` are those that would have to be known."""
+    """A node cannot be converted.
+
+    ``inputs`` are the graph inputs that would have to be constants for it.
+    """
 
     def __init__(self, reason: str, inputs: frozenset[str] = frozenset()) -> None:
         super().__init__(reason)
@@ -37,7 +44,14 @@ class NotConverted(Exception):
 
 
 class OnnxCall:
-    """The operands, attributes and outputs of one node."""
+    """The operands, attributes and outputs of one node, as its converter sees them.
+
+    Attributes:
+        kind: the operator's name.
+        opset: the version of ONNX's own domain that the node is written in.
+        build: adds nodes to the graph.
+        output_names: the names of the outputs; "" for one that is not wanted.
+    """
 
     def __init__(
         self,
@@ -48,7 +62,7 @@ class OnnxCall:
         path: Path | None,
         inline: Callable[[Any], tuple[Value, ...]],
     ) -> None:
-        #: Converts the nodes of a graph that is an attribute, and gives its outputs.
+        #: Converts the nodes of a graph attribute, such as a branch, and returns its outputs.
         self.inline = inline
         self.kind = str(proto.op_type)
         self.opset = opset
@@ -70,7 +84,7 @@ class OnnxCall:
         return NotConverted(reason)
 
     def wants(self, output: int) -> bool:
-        """Whether that output has a name."""
+        """Whether that output has a name, so that something may read it."""
         return output < len(self.output_names) and bool(self.output_names[output])
 
     # Operands
@@ -81,23 +95,25 @@ class OnnxCall:
         return [self.operand(i) for i in range(max(1, len(self._operands)))]
 
     def operand(self, index: int) -> Value:
+        """An operand that must be there; GraphError if it is not."""
         value = self.optional(index)
         if value is None:
             raise GraphError(f"operand {index} is missing; it has {len(self._operands)}")
         return value
 
     def optional(self, index: int) -> Value | None:
+        """An operand, or None if it was left out."""
         return self._operands[index] if index < len(self._operands) else None
 
     def known(self, index: int, what: str) -> np.ndarray:
-        """An operand that must be known while converting."""
+        """The array of an operand that must be a constant, such as a shape."""
         return self.data(self.operand(index), what)
 
     def maybe_known(self, index: int, what: str) -> np.ndarray | None:
         return None if self.optional(index) is None else self.known(index, what)
 
     def data(self, value: Value, what: str) -> np.ndarray:
-        """The array of a value that must be a constant."""
+        """The array of a value that must be a constant; NotConverted names ``what`` it is."""
         if isinstance(value, Constant):
             return value.data
         sources = self.build.sources(value)
@@ -109,7 +125,7 @@ class OnnxCall:
         )
 
     def known_ints(self, index: int, what: str) -> list[int] | None:
-        """The whole numbers of an optional operand that must be known; None if it is absent."""
+        """The integers of an optional operand that must be a constant; None if it is absent."""
         array = self.maybe_known(index, what)
         if array is None:
             return None
@@ -122,7 +138,7 @@ class OnnxCall:
     # Attributes
 
     def _value(self, name: str, type: int) -> Any:
-        """An attribute of that ``AttributeProto.AttributeType``; None if it is absent."""
+        """The value of an attribute of that ``AttributeProto.AttributeType``; None if absent."""
         self._read.add(name)
         attribute = self._attributes.get(name)
         if attribute is None:
@@ -133,70 +149,70 @@ class OnnxCall:
                 f"valid is {_KINDS[type]}"
             )
         if attribute.type != type:
-            given = _KINDS.get(attribute.type, f"type {attribute.type}")
-            raise GraphError(f"attribute {name!r} is {given}; valid is {_KINDS[type]}")
+            kind = _KINDS.get(attribute.type, f"type {attribute.type}")
+            raise GraphError(f"attribute {name!r} is {kind}; valid is {_KINDS[type]}")
         return getattr(attribute, _FIELDS[type])
 
     def has(self, name: str) -> bool:
         return name in self._attributes
 
     def integer(self, name: str, default: int) -> int:
-        found = self._value(name, 2)
-        return default if found is None else int(found)
+        value = self._value(name, 2)
+        return default if value is None else int(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         return bool(self.integer(name, int(default)))
 
     def number(self, name: str, default: float) -> float:
-        found = self._value(name, 1)
-        return default if found is None else float(found)
+        value = self._value(name, 1)
+        return default if value is None else float(value)
 
     def text(self, name: str, default: str) -> str:
-        found = self._value(name, 3)
-        return default if found is None else found.decode("utf-8", "replace")
+        value = self._value(name, 3)
+        return default if value is None else value.decode("utf-8", "replace")
 
     def choice(self, name: str, default: str, *valid: str) -> str:
-        """A text that must be one of some; Refused otherwise."""
-        found = self.text(name, default)
-        if found not in valid:
-            raise NotConverted(f"{name}={found!r:.50}; valid are {', '.join(map(repr, valid))}")
-        return found
+        """A text attribute that must be one of ``valid``; NotConverted otherwise."""
+        text = self.text(name, default)
+        if text not in valid:
+            raise NotConverted(f"{name}={text!r:.50}; valid are {', '.join(map(repr, valid))}")
+        return text
 
     def ints(self, name: str) -> list[int] | None:
-        found = self._value(name, 7)
-        return None if found is None else [int(number) for number in found]
+        values = self._value(name, 7)
+        return None if values is None else [int(number) for number in values]
 
     def floats(self, name: str) -> list[float] | None:
-        found = self._value(name, 6)
-        return None if found is None else [float(number) for number in found]
+        values = self._value(name, 6)
+        return None if values is None else [float(number) for number in values]
 
     def tensor(self, name: str) -> np.ndarray | None:
-        found = self._value(name, 4)
-        return None if found is None else read_tensor(found, self._path, f"attribute {name!r}")
+        proto = self._value(name, 4)
+        return None if proto is None else read_tensor(proto, self._path, f"attribute {name!r}")
 
     def subgraph(self, name: str) -> Any:
-        """A graph that must be there."""
-        found = self._value(name, 5)
-        if found is None:
+        """A graph attribute that must be there."""
+        graph = self._value(name, 5)
+        if graph is None:
             raise GraphError(f"attribute {name!r} is missing; valid is a graph")
-        return found
+        return graph
 
     def unread(self) -> list[str]:
-        """Attributes that the converting function does not know."""
+        """Attributes that the converter did not read: it does not know them."""
         return sorted(set(self._attributes) - self._read - {"consumed_inputs"})
 
     def axis(self, value: int, rank: int, what: str = "axis") -> int:
-        """An axis counted from 0."""
+        """Returns an axis that may be negative as one counted from 0."""
         if not -rank <= value < rank:
             raise GraphError(f"{what}={value}; valid are {-rank} to {rank - 1}")
         return value % rank
 
     def axes(self, values: Sequence[int], rank: int) -> list[int]:
-        """Different axes counted from 0."""
-        found = [self.axis(value, rank, "axes") for value in values]
-        if len(set(found)) < len(found):
+        """Returns axes that may be negative as ones counted from 0; they must be different."""
+        axes = [self.axis(value, rank, "axes") for value in values]
+        if len(set(axes)) < len(axes):
             raise GraphError(f"axes={list(values)}; valid are different axes")
-        return found
+        return axes
 
 
 Convert = Callable[[OnnxCall], Value | tuple[Value, ...]]
@@ -204,7 +220,12 @@ Convert = Callable[[OnnxCall], Value | tuple[Value, ...]]
 
 @dataclass(frozen=True)
 class Converter:
-    """Converts nodes of one kind.  ``note`` says in a sentence what of it is not supported."""
+    """The converter of one operator.
+
+    Attributes:
+        family: the heading of the operator in the documentation's table.
+        note: the condition under which the operator is supported, for the table; "" for none.
+    """
 
     convert: Convert
     family: str
@@ -212,7 +233,10 @@ class Converter:
 
 
 class Family:
-    """Collects the converters of a file; each function's docstring is its note."""
+    """A registry of the converters in one file.
+
+    A converter's docstring is its note in the documentation's table of operators.
+    """
 
     def __init__(self, title: str) -> None:
         self.title = title

@@ -1,4 +1,4 @@
-"""From a model to a graph: node after node, all that cannot be converted told at once."""
+"""Converts a model to a graph.  One error lists all tensors and nodes that are not supported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minidnn.graph.types import TensorType, numpy_dtype
 
 
 class OpenInputsError(UnsupportedError):
-    """Inputs decide a shape, an axis or the like, so they must be known: ``names`` says which."""
+    """Inputs determine a shape, an axis or the like, so they must be constants: ``names``."""
 
     def __init__(self, message: str, names: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -35,15 +35,15 @@ def load_onnx(model: Any, shape: Any = None, constants: Mapping[str, Any] | None
         shape: for inputs whose sizes the model leaves open: one shape, a sequence of shapes or a
             dict of them by input name; open sizes of one name are equal everywhere.
         constants: values for inputs by name, which are then no inputs of the graph; inputs that
-            decide the shape of something must be given so.
+            determine a shape must be given here.
 
     Returns:
-        A graph, whose outputs are in the model's order; several of them have the model's names.
+        A graph with the outputs in the model's order; several outputs keep the model's names.
 
     Raises:
         GraphError: the model is malformed, hostile, or the shapes do not fit it.
-        UnsupportedError: nodes, dtypes or the opset are not known; all inputs, initializers and
-            nodes are listed at once.
+        UnsupportedError: nodes, dtypes or the opset are not supported; lists all such inputs,
+            initializers and nodes.
         DeviceError: the package ``onnx`` is not installed.
         OSError: the file cannot be read.
 
@@ -57,7 +57,10 @@ def load_onnx(model: Any, shape: Any = None, constants: Mapping[str, Any] | None
 def load_model(
     model: OnnxModel, shape: Any = None, constants: Mapping[str, Any] | None = None
 ) -> tuple[Graph, dict[str, Value | None]]:
-    """The graph of a model that was read, and what each name of the model stands for in it."""
+    """Returns the graph of a model that was read, and the value of each of the model's names.
+
+    A name that could not be converted has None.
+    """
     if constants is not None and not isinstance(constants, Mapping):
         raise GraphError(
             f"{model.title}: constants is a {type(constants).__name__}; valid is a dict of values "
@@ -69,28 +72,32 @@ def load_model(
 
 
 class _Conversion:
+    """The conversion of one model: binds initializers and inputs, then converts the nodes."""
+
     def __init__(
         self, model: OnnxModel, trace: Trace, shape: Any, constants: Mapping[str, Any]
     ) -> None:
         self.model = model
         self.trace = trace
         self.build = Builder(trace, Budget(model.bytes))
-        #: What each name of the model stands for; None for what could not be converted.
+        #: The value of each of the model's names; None for what could not be converted.
         self.values: dict[str, Value | None] = dict.fromkeys(model.refused)
         self.nodes = Nodes(model, trace, self.build)
         for name, array in model.initializers.items():
             self.values[name] = self.build.constant(array, name)
         known = self._known(constants)
-        inputs = [one for one in model.inputs if one.name not in constants]
-        for name, size in bind_shapes(model.title, inputs, shape, known).items():
-            dtype = next(one.dtype for one in inputs if one.name == name and one.dtype)
-            value = self.build.input(trace.input(TensorType(size, dtype), name))
+        inputs = [declared for declared in model.inputs if declared.name not in constants]
+        for name, sizes in bind_shapes(model.title, inputs, shape, known).items():
+            dtype = next(
+                declared.dtype for declared in inputs if declared.name == name and declared.dtype
+            )
+            value = self.build.input(trace.input(TensorType(sizes, dtype), name))
             self.values[name] = value
 
     def _known(self, constants: Mapping[str, Any]) -> list[tuple[Declared, tuple[int, ...]]]:
-        """The inputs that are constants, which are taken over, and their shapes."""
-        found = []
-        declared = {one.name: one for one in self.model.inputs}
+        """Binds the inputs that are given as constants, and returns them with their shapes."""
+        known = []
+        declared = {value.name: value for value in self.model.inputs}
         for name, given in constants.items():
             if name not in declared:
                 raise GraphError(
@@ -110,10 +117,11 @@ class _Conversion:
                     f"{self.model.title}: the constant {name!r} is {array.dtype}; valid is {dtype}"
                 )
             self.values[name] = self.build.constant(array, name)
-            found.append((declared[name], tuple(array.shape)))
-        return found
+            known.append((declared[name], tuple(array.shape)))
+        return known
 
     def graph(self) -> Graph:
+        """Converts the nodes and returns the graph; raises all reasons together."""
         self.nodes.convert(self.model.proto.graph.node, Scope(self.values, self.model.opset))
         if self.nodes.refused or self.model.refused:
             raise self._refusal()
@@ -136,7 +144,7 @@ class _Conversion:
         return self.trace.graph(outputs, names)
 
     def _refusal(self) -> UnsupportedError:
-        """All that cannot be taken: inputs, initializers, nodes."""
+        """The error that lists all inputs, initializers and nodes that are not supported."""
         tensors = list(self.model.refused.values())
         counts = [f"{len(tensors)} tensors"] * bool(tensors)
         counts += [f"{len(self.nodes.refused)} nodes"] * bool(self.nodes.refused)

@@ -1,4 +1,4 @@
-"""The front end that ``minidnn.compile`` finds for ONNX models."""
+"""The front end object by which ``minidnn.compile`` and others find and read ONNX models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minidnn.graph.ir import Graph
 
 
 class OnnxFrontEnd:
-    """Models in ONNX's format."""
+    """Models in ONNX's format: a :class:`minidnn.frontends.frontend.FrontEnd` and all its kinds."""
 
     name = "onnx"
     takes = "paths that end in .onnx, the bytes of such files, onnx.ModelProto"

@@ -1,4 +1,8 @@
-"""Reading a model: from a path, bytes or a ``ModelProto`` to what converting needs."""
+"""Reads a model: from a path, bytes or a ``ModelProto`` to an :class:`OnnxModel`.
+
+Its structure is checked here, and its initializers become arrays; nodes are converted elsewhere
+(:mod:`minidnn.frontends.onnx.convert`).
+"""
 
 from __future__ import annotations
 
@@ -15,19 +19,24 @@ from minidnn.frontends.onnx.library import MOST_NODES, OLDEST_OPSET, import_onnx
 from minidnn.frontends.onnx.tensors import dtype_of, read_tensor
 from minidnn.weights.load import other_format
 
-#: The name and domain of a function, and which of several of that name it is.
+#: The identity of a function: domain, name and overload.
 Key = tuple[str, str, str]
-#: The names of ONNX's own domain.
+#: The names of ONNX's own operator domain.
 OWN_DOMAIN = ("", "ai.onnx")
 
 SIZES_KEY = "minidnn.sizes"
-"""The property of a model that says the ranges of its open sizes."""
+"""The key of a model's metadata property with the ranges of its named sizes, as JSON."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A graph input: its dtype, None where minidnn has none for it, and for each axis a size, the
-    name of an open one, or None; the whole is None where nothing is said of the shape."""
+    """A graph input as the model declares it.
+
+    Attributes:
+        dtype: minidnn's dtype; None if it has none for the element type.
+        sizes: for each axis a size, the name of an open one (``dim_param``), or None; None instead
+            of a tuple if no shape is declared.
+    """
 
     name: str
     dtype: str | None
@@ -36,20 +45,25 @@ class Declared:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """A parsed model: nothing of it is trusted yet but that it parses."""
+    """A parsed model, whose nodes are not checked yet."""
 
-    #: What messages call it.
+    #: The model's name in error messages.
     title: str
+    #: The ``ModelProto``.
     proto: Any
+    #: The version of ONNX's own operator domain.
     opset: int
+    #: The size of the serialized model in bytes.
     bytes: int
-    #: Where the model was read from; external data are looked for beside it.
+    #: The file that the model was read from; external data are looked for in its folder.
     path: Path | None
+    #: Graph inputs that are no initializers.
     inputs: tuple[Declared, ...]
     initializers: Mapping[str, np.ndarray]
-    #: Why inputs and initializers cannot be taken, by name; converting tells it with all else.
+    #: Why inputs and initializers are not supported, by name; converting raises it with all other
+    #: reasons.
     refused: Mapping[str, str]
-    #: Its own functions.
+    #: The functions that the model defines (``FunctionProto``).
     functions: Mapping[Key, Any]
 
     @property
@@ -99,11 +113,11 @@ def read_model(network: Any) -> OnnxModel:
 
 
 def with_data_inside(model: OnnxModel) -> Any:
-    """A copy of the ``ModelProto`` in which external data stand in the model itself."""
+    """Returns a copy of the ``ModelProto`` with external data embedded in the model."""
     onnx = import_onnx()
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    attributes = [each.t for node in proto.graph.node for each in node.attribute]
+    attributes = [attribute.t for node in proto.graph.node for attribute in node.attribute]
     for tensor in (*proto.graph.initializer, *attributes):
         if tensor.data_location:
             array = np.ascontiguousarray(read_tensor(tensor, model.path, tensor.name))
@@ -118,17 +132,18 @@ def _parsed(onnx: Any, data: bytes, title: str) -> Any:
         return onnx.ModelProto.FromString(data)
     except (DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = other_format(data[:512])
-        told = str(error) if what is None else f"it {what}"
-        raise GraphError(f"{title} is no ONNX model: {told}") from error
+        reason = str(error) if what is None else f"it {what}"
+        raise GraphError(f"{title} is no ONNX model: {reason}") from error
 
 
 def _checked(proto: Any, size: int, path: Path | None, title: str) -> OnnxModel:
+    """Checks a model's structure and reads its initializers, inputs and functions."""
     if not proto.HasField("graph") or not len(proto.graph.output):
         raise GraphError(f"{title} is no ONNX model: it has no graph with outputs")
     opset = _opset(proto, title)
     if len(proto.graph.node) > MOST_NODES:
         raise GraphError(f"{title} has {len(proto.graph.node)} nodes; valid are {MOST_NODES}")
-    sparse = [each.values.name for each in proto.graph.sparse_initializer]
+    sparse = [entry.values.name for entry in proto.graph.sparse_initializer]
     refused = {
         name: f"initializer {name!r:.100} is sparse; valid is a dense one" for name in sparse
     }
@@ -157,25 +172,26 @@ def _checked(proto: Any, size: int, path: Path | None, title: str) -> OnnxModel:
 
 
 def _functions(proto: Any, title: str) -> dict[Key, Any]:
-    found = {key_of(function): function for function in proto.functions}
-    if len(found) < len(proto.functions):
+    functions = {key_of(function): function for function in proto.functions}
+    if len(functions) < len(proto.functions):
         raise GraphError(f"{title} has two functions of one name and domain")
-    return found
+    return functions
 
 
 def _opset(proto: Any, title: str) -> int:
-    found = [entry.version for entry in proto.opset_import if entry.domain in OWN_DOMAIN]
+    """The version of ONNX's own domain; UnsupportedError if it is not one that is imported."""
+    versions = [entry.version for entry in proto.opset_import if entry.domain in OWN_DOMAIN]
     newest = newest_opset()
-    if len(found) != 1 or not OLDEST_OPSET <= found[0] <= newest:
-        given = ", ".join(map(str, found)) or "no"
+    if len(versions) != 1 or not OLDEST_OPSET <= versions[0] <= newest:
+        listed = ", ".join(map(str, versions)) or "no"
         raise UnsupportedError(
-            f"{title} has opset {given}; valid is one from {OLDEST_OPSET} to {newest}"
+            f"{title} has opset {listed}; valid is one from {OLDEST_OPSET} to {newest}"
         )
-    return int(found[0])
+    return int(versions[0])
 
 
 def _declared(value: Any, title: str, refused: dict[str, str]) -> Declared:
-    """A graph input; if minidnn cannot take it, ``refused`` gets the reason."""
+    """Reads a graph input; if minidnn does not support it, ``refused`` gets the reason."""
     what = f"input {value.name!r:.100}"
     if not value.name:
         raise GraphError(f"{title} has an input without a name")
@@ -205,7 +221,7 @@ def _declared(value: Any, title: str, refused: dict[str, str]) -> Declared:
 
 
 def key_of(proto: Any) -> Key:
-    """What a node calls, or what a function is, as a function of the model."""
+    """Returns the key of a ``FunctionProto``, or of the function that a ``NodeProto`` calls."""
     name = proto.name if hasattr(proto, "attribute_proto") else proto.op_type
     domain = "" if proto.domain == "ai.onnx" else str(proto.domain)
     return (domain, str(name), str(getattr(proto, "overload", "")))

@@ -1,7 +1,7 @@
-"""Converting nodes one after another: operators, functions of the model, and branches; and where a
-node stands: the names that it sees, and the function or branch that it is part of.
+"""Converts nodes in order: operators, calls of the model's functions, which are inlined, branches.
 
-ONNX says how many inputs an operator takes, and of which types.
+A :class:`Scope` has the names that a node sees, and the function or branch that it is part of.  A
+:class:`Signature` checks the number and types of a node's inputs, by ONNX's operator schema.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from minidnn.graph.ir import Value
 from minidnn.graph.trace import Trace
 from minidnn.graph.types import BYTES
 
+#: Types in ONNX's schemas whose minidnn dtype has another name.
 _TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
 
 
@@ -38,17 +39,18 @@ _TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
 class Scope:
     """The names of a graph, of a branch, or of a function's body."""
 
-    #: What its own names stand for; None for what could not be converted.
+    #: The values of its own names; None for what could not be converted.
     values: MutableMapping[str, Value | None]
     opset: int
-    #: The names around a branch.
+    #: The names of the enclosing scopes that a branch sees.
     around: Mapping[str, Value | None] = field(default_factory=dict)
     #: Inputs of a function that its caller left out.
     absent: frozenset[str] = frozenset()
-    #: What the names of its nodes begin with, and the functions whose bodies these stand in.
+    #: The prefix of its nodes' names.
     prefix: str = ""
+    #: The functions that are being inlined, outermost first.
     functions: tuple[Key, ...] = ()
-    #: How many branches it stands in.
+    #: How many branches enclose it.
     depth: int = 0
 
     def knows(self, name: str) -> bool:
@@ -59,8 +61,7 @@ class Scope:
 
 
 def _counted(nodes: Sequence[Any], functions: Mapping[Key, Any]) -> int:
-    """How many nodes there are once functions stand wherever they are called, one that calls
-    itself but once; and those of all branches.
+    """Counts nodes as if all functions were inlined, recursion not followed, with all branches.
 
     UnsupportedError if functions call each other too deeply.
     """
@@ -85,26 +86,29 @@ def _counted(nodes: Sequence[Any], functions: Mapping[Key, Any]) -> int:
 
 
 def _attributes_of(function: Any, node: Any) -> dict[str, Any]:
-    """The attributes of a function's call by their names: those given, and defaults of others."""
-    found = {attribute.name: attribute for attribute in function.attribute_proto}
-    valid = {*found, *function.attribute}
+    """The attributes of a function's call by name: those that the node has, and defaults."""
+    attributes = {attribute.name: attribute for attribute in function.attribute_proto}
+    valid = {*attributes, *function.attribute}
     for attribute in node.attribute:
         if attribute.name not in valid:
             raise GraphError(
                 f"attribute {attribute.name!r:.50} is none of the function's; valid are "
                 f"{', '.join(sorted(valid)) or 'none':.200}"
             )
-        found[attribute.name] = attribute
-    return found
+        attributes[attribute.name] = attribute
+    return attributes
 
 
 def _bound(nodes: Sequence[Any], given: Mapping[str, Any]) -> list[Any]:
-    """Copies of a function's nodes in which attributes that refer to the function's are these;
-    those that refer to one that is not given are left out."""
+    """Copies a function's nodes with references to the function's attributes resolved.
+
+    ``given`` are the attributes of the call.  A reference to one that is not given is dropped.
+    """
     return [_bound_node(node, given) for node in nodes]
 
 
 def _bound_node(node: Any, given: Mapping[str, Any]) -> Any:
+    """Copies one node, with its branches, see :func:`_bound`."""
     copy = type(node)()
     copy.CopyFrom(node)
     del copy.attribute[:]
@@ -112,25 +116,32 @@ def _bound_node(node: Any, given: Mapping[str, Any]) -> Any:
         name = attribute.ref_attr_name
         if name and name not in given:
             continue
-        own = copy.attribute.add()
-        own.CopyFrom(given[name] if name else attribute)
-        own.name = attribute.name
-        if name and attribute.type and own.type != attribute.type:
+        resolved = copy.attribute.add()
+        resolved.CopyFrom(given[name] if name else attribute)
+        resolved.name = attribute.name
+        if name and attribute.type and resolved.type != attribute.type:
             raise GraphError(
                 f"attribute {attribute.name!r:.50} is {name!r:.50} of the function, which is of "
                 "another type"
             )
-        if own.HasField("g"):
-            inner = _bound(own.g.node, given)
-            del own.g.node[:]
-            own.g.node.extend(inner)
+        if resolved.HasField("g"):
+            inner = _bound(resolved.g.node, given)
+            del resolved.g.node[:]
+            resolved.g.node.extend(inner)
     return copy
 
 
 @dataclass(frozen=True)
 class DeclaredInput:
-    """An input that an operator declares: those of one ``kind`` are of one type, which ``dtypes``
-    are; the last may stand for any number, each of a type of its own unless ``alike``."""
+    """A formal input of an operator, by ONNX's schema.
+
+    Attributes:
+        name: its name there.
+        kind: its type variable, such as "T": inputs of one kind have the same dtype.
+        dtypes: the dtypes that are allowed.
+        alike: whether all inputs of its kind have the same dtype; False for the last, variadic
+            input of operators whose operands may differ.
+    """
 
     name: str
     kind: str
@@ -140,29 +151,31 @@ class DeclaredInput:
 
 @dataclass(frozen=True)
 class Signature:
-    """The inputs of an operator."""
+    """The formal inputs of an operator, the last of which may be variadic, and the most inputs."""
 
     parameters: tuple[DeclaredInput, ...]
     most: int
 
     def check(self, operands: Sequence[str | None]) -> None:
-        """GraphError if operands of these dtypes are too many, or of others than it takes."""
+        """GraphError if there are too many operands, or some of these dtypes are not allowed."""
         if len(operands) > self.most:
             raise GraphError(f"it has {len(operands)} inputs; valid are {self.most}")
         bound: dict[str, tuple[str, str]] = {}
-        for index, given in enumerate(operands):
-            if given is None:
+        for index, operand_dtype in enumerate(operands):
+            if operand_dtype is None:
                 continue
             parameter = self.parameters[min(index, len(self.parameters) - 1)]
             name = parameter.name
-            if given not in parameter.dtypes:
+            if operand_dtype not in parameter.dtypes:
                 valid = sorted(parameter.dtypes.intersection(DTYPES.values()))
-                raise GraphError(f"its {name} is {given}; valid are {', '.join(valid)}")
+                raise GraphError(f"its {name} is {operand_dtype}; valid are {', '.join(valid)}")
             if not parameter.alike:
                 continue
-            dtype, first = bound.setdefault(parameter.kind, (given, name))
-            if dtype != given:
-                raise GraphError(f"its {name} is {given}; valid is {dtype}, as its {first} is")
+            dtype, first = bound.setdefault(parameter.kind, (operand_dtype, name))
+            if dtype != operand_dtype:
+                raise GraphError(
+                    f"its {name} is {operand_dtype}; valid is {dtype}, as its {first} is"
+                )
 
 
 @cache
@@ -176,42 +189,45 @@ def signature_of(kind: str, opset: int) -> Signature | None:
     constraints = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
     parameters = tuple(
         DeclaredInput(
-            each.name,
-            each.type_str,
-            frozenset(map(_dtype, constraints.get(each.type_str, [each.type_str]))),
-            bool(each.is_homogeneous),
+            formal.name,
+            formal.type_str,
+            frozenset(map(_dtype, constraints.get(formal.type_str, [formal.type_str]))),
+            bool(formal.is_homogeneous),
         )
-        for each in schema.inputs
+        for formal in schema.inputs
     )
     return Signature(parameters, schema.max_input)
 
 
 def _dtype(text: str) -> str:
-    """minidnn's name of ``tensor(...)``; types that it lacks stay what they are."""
+    """minidnn's dtype for ``tensor(...)``; a type that it lacks keeps ONNX's name."""
     return _TYPES.get(text) or text.removeprefix("tensor(").removesuffix(")")
 
 
-#: Operators that move numbers of any dtype, and those that make others of them.
-_MOVING = {
+#: Operators that move elements and keep their dtype, that of constants stored in int32 included.
+_KEEPS_DTYPE = {
     *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice"),
     *("SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
 }
-_OF_ANY = _MOVING | set(QUANTIZED) | {*("Cast", "CastLike", "If", "MaxPool", "Shape", "Size")}
+#: Operators that take int8, uint8 and stored dtypes; all others compute, and refuse these.
+_TAKES_ANY_DTYPE = (
+    _KEEPS_DTYPE | set(QUANTIZED) | {*("Cast", "CastLike", "If", "MaxPool", "Shape", "Size")}
+)
 
 
-class _Told(Exception):
-    """A node within one could not be converted, which was told already."""
+class _ReportedAlready(Exception):
+    """What a node depends on could not be converted, and its reason is recorded already."""
 
 
 class Nodes:
-    """Converts nodes; what cannot be converted is in :attr:`refused`."""
+    """Converts the nodes of a model; :attr:`refused` has the reasons for those that it cannot."""
 
     def __init__(self, model: OnnxModel, trace: Trace, build: Builder) -> None:
         self.model = model
         self.trace = trace
         self.build = build
         self.refused: list[str] = []
-        #: The graph inputs that would have to be known.
+        #: The graph inputs that would have to be constants for refused nodes.
         self.open_inputs: set[str] = set()
         count = _counted(model.nodes, model.functions)
         if count > MOST_NODES:
@@ -221,11 +237,12 @@ class Nodes:
             )
 
     def convert(self, protos: Sequence[Any], scope: Scope) -> None:
-        """Converts nodes in their order, and adds what they compute to the scope's names."""
+        """Converts nodes in their order, and binds their outputs in the scope."""
         for number, proto in enumerate(protos):
             self._node(number, proto, scope)
 
     def _node(self, number: int, proto: Any, scope: Scope) -> None:
+        """Converts one node; records a reason if that is not supported, raises if it is wrong."""
         label = scope.prefix + (str(proto.name) or f"{proto.op_type}_{number}")
         where = f"{self.model.title}: node {label!r:.100} ({proto.op_type!s:.50})"
         if len(proto.output) > MOST_OUTPUTS:
@@ -242,7 +259,7 @@ class Nodes:
         scope.values.update(dict.fromkeys((name for name in proto.output if name), None))
         try:
             results = self._converted(proto, label, scope)
-        except _Told:
+        except _ReportedAlready:
             return
         except (NotConverted, UnsupportedError) as reason:
             self.refused.append(f"{label!r:.100} ({proto.op_type!s:.50}): {reason}")
@@ -252,7 +269,7 @@ class Nodes:
         except GraphError as error:
             raise GraphError(f"{where}: {error}") from error
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
-            # Attributes of the right types may still be beyond what an operator computes with.
+            # Attributes of the right types may still have values that an operator cannot use.
             raise GraphError(f"{where} does not fit its operands: {error!r}") from error
         except MemoryError as error:
             raise OutOfMemoryError(f"{where} takes more memory than there is") from error
@@ -261,25 +278,26 @@ class Nodes:
                 scope.values[name] = value
 
     def _converted(self, proto: Any, label: str, scope: Scope) -> tuple[Value, ...]:
-        own = proto.domain in OWN_DOMAIN
+        """The outputs of a node: of a function's call, or by the operator's converter."""
+        is_onnx = proto.domain in OWN_DOMAIN
         function = self.model.functions.get(key_of(proto))
-        converters = CONVERTERS if own else OTHER_DOMAINS.get(str(proto.domain))
+        converters = CONVERTERS if is_onnx else OTHER_DOMAINS.get(str(proto.domain))
         converter = (converters or {}).get(str(proto.op_type))
         if function is None and converters is None:
             raise NotConverted(f"it is of the domain {proto.domain!r:.50}")
         if function is None and converter is None:
             raise NotConverted("no operator of minidnn does that")
         operands = [scope.value(name) if name else None for name in proto.input]
-        given = [bool(name) and name not in scope.absent for name in proto.input]
-        if any(known and value is None for known, value in zip(given, operands, strict=True)):
-            raise _Told  # what it reads was refused already
+        is_given = [bool(name) and name not in scope.absent for name in proto.input]
+        if any(known and value is None for known, value in zip(is_given, operands, strict=True)):
+            raise _ReportedAlready  # the node that computes it was refused
         if function is not None:
             return self._called(function, proto, operands, label, scope)
         dtypes = [None if value is None else self.build.dtype(value) for value in operands]
-        signature = signature_of(str(proto.op_type), scope.opset) if own else None
+        signature = signature_of(str(proto.op_type), scope.opset) if is_onnx else None
         if signature is not None:
             signature.check(dtypes)
-        if own:
+        if is_onnx:
             self._check_dtypes(proto, operands, dtypes)
 
         def inline(graph: Any) -> tuple[Value, ...]:
@@ -291,21 +309,21 @@ class Nodes:
             results = converter.convert(call)
         if call.unread():
             raise NotConverted(f"its attributes {', '.join(call.unread())} are not known")
-        found = results if isinstance(results, tuple) else (results,)
-        missing = [n for n in proto.output[len(found) :] if n]
+        outputs = results if isinstance(results, tuple) else (results,)
+        missing = [n for n in proto.output[len(outputs) :] if n]
         if missing:
             raise NotConverted(f"its output {missing[0]!r:.50} is not computed")
-        first = operands[0] if operands and proto.op_type in _MOVING else None
+        first = operands[0] if operands and proto.op_type in _KEEPS_DTYPE else None
         if first is not None and dtypes[0] != first.dtype:
-            for value in found:
+            for value in outputs:
                 self.build.store(value, str(dtypes[0]))
-        return found
+        return outputs
 
     def _check_dtypes(
         self, proto: Any, operands: Sequence[Value | None], dtypes: Sequence[str | None]
     ) -> None:
-        """Refused if there are numbers of few bits among the operands of what computes."""
-        if proto.op_type in _OF_ANY:
+        """NotConverted if an operator that computes has int8, uint8 or stored operands."""
+        if proto.op_type in _TAKES_ANY_DTYPE:
             return
         for value, dtype in zip(operands, dtypes, strict=True):
             if value is not None and (dtype in BYTES or dtype != value.dtype):
@@ -317,7 +335,7 @@ class Nodes:
     def _called(
         self, function: Any, proto: Any, operands: list[Value | None], label: str, scope: Scope
     ) -> tuple[Value, ...]:
-        """What a function of the model gives: its nodes stand in the place of its call."""
+        """Inlines a call of one of the model's functions and returns its outputs."""
         key = key_of(function)
         if key in scope.functions:
             through = " -> ".join(name for _, name, _ in (*scope.functions, key))
@@ -342,7 +360,8 @@ class Nodes:
         return self._results(function.output[: len(proto.output)], inner)
 
     def _opset_of(self, function: Any, scope: Scope) -> int:
-        versions = [each.version for each in function.opset_import if each.domain in OWN_DOMAIN]
+        """The opset of a function's body, by default the caller's."""
+        versions = [entry.version for entry in function.opset_import if entry.domain in OWN_DOMAIN]
         opset = int(versions[0]) if versions else scope.opset
         if not OLDEST_OPSET <= opset <= newest_opset():
             raise NotConverted(
@@ -352,7 +371,7 @@ class Nodes:
         return opset
 
     def _branch(self, graph: Any, proto: Any, label: str, scope: Scope) -> tuple[Value, ...]:
-        """What a graph within a node gives, which sees the names around it."""
+        """Inlines a branch, a node's graph attribute, which sees the names of enclosing scopes."""
         if scope.depth >= DEEPEST:
             raise NotConverted(f"branches stand more than {DEEPEST} deep in each other")
         if len(graph.input) or len(graph.output) != len(proto.output):
@@ -377,11 +396,12 @@ class Nodes:
         return self._results([output.name for output in graph.output], inner)
 
     def _results(self, names: Sequence[str], scope: Scope) -> tuple[Value, ...]:
+        """The values of an inlined graph's outputs."""
         for name in names:
             if not scope.knows(name):
                 raise GraphError(f"nothing computes {name!r:.100}, which it gives")
-        found = [scope.value(name) for name in names]
-        results = tuple(value for value in found if value is not None)
-        if len(results) < len(found):
-            raise _Told
+        values = [scope.value(name) for name in names]
+        results = tuple(value for value in values if value is not None)
+        if len(results) < len(values):
+            raise _ReportedAlready
         return results

@@ -1,8 +1,8 @@
-"""The shapes of a model's inputs: what it says itself, and what a caller gives for the rest; and
-what it says of its outputs.
+"""The shapes of a model's inputs: those that it declares, and those that a caller gives for open
+sizes; and a check of the shapes that it declares for its outputs.
 
-The ranges of open sizes stand in a property, which ``save_onnx`` writes.  What is made of a model
-may depend on its inputs' sizes beyond what two of them show.
+The ranges of named sizes are in a metadata property, which ``save_onnx`` writes.  A model's graph
+may depend on its inputs' sizes in ways that two examples do not show (:func:`looks_at_sizes`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from minidnn.frontends.onnx.tensors import DTYPES
 from minidnn.graph.types import TensorType, plain
 from minidnn.sizes.sized_graph import dims_from_json
 
-#: What becomes the same operators of the graph for all planes, or views, which name sizes and so
-#: show where these differ.
+#: Operators whose nodes become the same graph operators for all spatial sizes; or views, whose
+#: attributes are sizes, so that two graphs show how these follow from the inputs' sizes.
 _SAME = {
     *activations.CONVERTERS,
     *elementwise.CONVERTERS,
@@ -34,7 +34,7 @@ _SAME = {
 
 
 class OpenSizesError(GraphError):
-    """Sizes of inputs stay open; ``told`` says which, and nothing of how they are given."""
+    """Sizes of inputs stay open; ``told`` is the message without advice on how to give them."""
 
     def __init__(self, told: str) -> None:
         super().__init__(
@@ -50,31 +50,34 @@ def bind_shapes(
     given: Any,
     known: Sequence[tuple[Declared, tuple[int, ...]]] = (),
 ) -> dict[str, tuple[int, ...]]:
-    """The shape of every input whose dtype is known.
+    """Returns the shape of every input whose dtype is supported, by name.
 
     ``given`` is None, one shape, a sequence of shapes or a dict of them by name; open sizes of one
-    name are the same everywhere, so a dict need not name every input.  ``known`` are other inputs
-    and their shapes.  GraphError if something does not fit, OpenSizesError if something stays open.
+    name are equal everywhere, so a dict need not have every input.  ``known`` are other inputs,
+    which are constants, and their shapes.  GraphError if a shape does not fit, OpenSizesError if a
+    size stays open.
     """
     shapes = _by_name(title, inputs, given)
     named: dict[str, int] = {}
-    each = [(declared, shapes.get(declared.name)) for declared in inputs]
-    for declared, shape in (*known, *each):
+    pairs = [(declared, shapes.get(declared.name)) for declared in inputs]
+    for declared, shape in (*known, *pairs):
         if shape is None:
             continue
         sizes = declared.sizes
         fits = sizes is None or len(sizes) == len(shape)
-        for size, own in zip(shape, sizes if fits and sizes is not None else (), strict=False):
-            if isinstance(own, str):
-                fits &= named.setdefault(own, size) == size
-            elif own is not None:
-                fits &= own == size
+        for size, declared_size in zip(
+            shape, sizes if fits and sizes is not None else (), strict=False
+        ):
+            if isinstance(declared_size, str):
+                fits &= named.setdefault(declared_size, size) == size
+            elif declared_size is not None:
+                fits &= declared_size == size
         if not fits:
             raise GraphError(
                 f"{title}: shape {shape} for input {declared.name!r}; valid is {_text(declared)}"
                 + (f" with {named}" if named else "")
             )
-    found, open_inputs = {}, []
+    bound_shapes, open_inputs = {}, []
     for declared in inputs:
         shape = shapes.get(declared.name)
         if shape is None and declared.sizes is not None:
@@ -86,17 +89,17 @@ def bind_shapes(
         if shape is None:
             open_inputs.append(f"{declared.name}: {_text(declared)}")
         else:
-            found[declared.name] = check_shape(f"{title}: input {declared.name!r}", shape)
+            bound_shapes[declared.name] = check_shape(f"{title}: input {declared.name!r}", shape)
     if open_inputs:
         raise OpenSizesError(f"{title} leaves sizes of its inputs open ({'; '.join(open_inputs)})")
-    return found
+    return bound_shapes
 
 
 def check_output(title: str, declared: Any, computed: TensorType) -> None:
-    """What a model says of an output, beside what is computed.
+    """Compares the type that a model declares for an output with the one that is computed.
 
-    As in ONNX Runtime, another dtype is a GraphError, and another shape, which models keep whose
-    batch was changed, is warned of.
+    As in ONNX Runtime, another dtype is a GraphError.  Another shape is a warning: models whose
+    batch size was changed keep the old one in their declarations.
     """
     if declared.type.WhichOneof("value") != "tensor_type":
         return
@@ -112,7 +115,8 @@ def check_output(title: str, declared: Any, computed: TensorType) -> None:
         for dim in tensor.shape.dim
     ]
     fits = len(sizes) == computed.rank and all(
-        own in (None, size) for own, size in zip(sizes, computed.shape, strict=True)
+        declared_size in (None, size)
+        for declared_size, size in zip(sizes, computed.shape, strict=True)
     )
     if not fits:
         shown = ", ".join("?" if size is None else str(size) for size in sizes)
@@ -126,6 +130,7 @@ def check_output(title: str, declared: Any, computed: TensorType) -> None:
 def _by_name(
     title: str, inputs: Sequence[Declared], given: Any
 ) -> dict[str, tuple[int, ...] | None]:
+    """The shapes that a caller gave, by the inputs' names."""
     names, given = [declared.name for declared in inputs], plain(given)
     if given is None:
         return {}
@@ -154,39 +159,41 @@ def _shape(title: str, shape: Any) -> tuple[int, ...]:
 
 
 def _text(declared: Declared) -> str:
+    """The declared shape of an input, for messages."""
     if declared.sizes is None:
         return "any shape"
     return f"({', '.join('?' if size is None else str(size) for size in declared.sizes)})"
 
 
 def looks_at_sizes(model: OnnxModel) -> bool:
-    """Whether a model has nodes that may become others for other sizes of the same inputs, as
-    padding that follows from a size does."""
+    """Whether a model has nodes whose graph may change in other ways with its inputs' sizes than
+    two examples show, as padding that follows from a size (``auto_pad``) does."""
     return bool(model.functions) or not all(map(_is_same, model.nodes))
 
 
 def _is_same(node: Any) -> bool:
-    own = node.domain in OWN_DOMAIN and node.op_type in _SAME
-    return own and not any(
+    """Whether a node becomes the same graph operators for all sizes."""
+    is_listed = node.domain in OWN_DOMAIN and node.op_type in _SAME
+    return is_listed and not any(
         attribute.name == "auto_pad" and attribute.s not in (b"NOTSET", b"VALID")
         for attribute in node.attribute
     )
 
 
 def named_shapes(model: OnnxModel) -> dict[str, Template] | None:
-    """The shapes of a model's inputs with their named sizes; None if it says no ranges.
+    """Returns the shapes of a model's inputs with their named sizes; None if it has no ranges.
 
-    GraphError if what it says makes no sense.
+    GraphError if the property is malformed or does not fit the inputs.
     """
-    said = {each.key: each.value for each in model.proto.metadata_props}.get(SIZES_KEY)
-    if said is None:
+    ranges = {entry.key: entry.value for entry in model.proto.metadata_props}.get(SIZES_KEY)
+    if ranges is None:
         return None
     try:
-        dims = dims_from_json(json.loads(said))
+        dims = dims_from_json(json.loads(ranges))
     except (GraphError, ValueError, RecursionError) as error:
         raise GraphError(f"{model.title}: its property {SIZES_KEY!r}: {error}") from error
     by_name = {dim.name: dim for dim in dims}
-    found: dict[str, Template] = {}
+    shapes: dict[str, Template] = {}
     for declared in model.inputs:
         shape: list[int | Dim] = []
         for size in declared.sizes if declared.sizes is not None else (None,):
@@ -196,5 +203,5 @@ def named_shapes(model: OnnxModel) -> dict[str, Template] | None:
                     f"{declared.name!r} has the size {size!r}; valid are these, or no property"
                 )
             shape.append(size if isinstance(size, int) else by_name[str(size)])
-        found[declared.name] = tuple(shape)
-    return found
+        shapes[declared.name] = tuple(shape)
+    return shapes

@@ -1,10 +1,10 @@
-"""Tensors of a model as arrays, the external ones included.
+"""Reads the tensors of a model as arrays, external data included.
 
 External data are read from the model's folder alone: a location that is absolute, climbs out with
-``..`` or leads out by a symbolic link is refused, for it could be any file of this machine.  Where
-the model itself is a link, the folder of the file that it leads to is one as well: of what is not
-in the link's, and for links to files right in there, as in the cache of Hugging Face, which keeps
-files in another folder under their hashes.
+``..`` or leads out by a symbolic link is refused, for it could be any file of this machine.  If the
+model itself is a link, the folder of the file that it points to is allowed, too: for files that the
+link's folder lacks, and for links from there to files directly in it.  So works the cache of
+Hugging Face, which keeps files in another folder under their hashes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.library import check_shape
 
-#: ``TensorProto.DataType`` -> the dtype that minidnn has for it.
+#: ``TensorProto.DataType`` -> minidnn's dtype.
 DTYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
 DTYPES |= {2: "uint8", 3: "int8"}
-#: Those that constants alone may have, and NumPy's dtypes for them: two numbers of 4 bits are a
-#: byte, the first of them in its lower half.
+#: Element types of constants alone (uint16, int16, uint4, int4) -> NumPy's dtype that holds them.
+#: Two numbers of 4 bits are packed in a byte, the first in its lower half.
 STORED = {4: "uint16", 5: "int16", 21: "uint8", 22: "int8"}
 _FOUR_BITS = (21, 22)
 _FIELDS = {"float32": "float_data", "int64": "int64_data", "float64": "double_data"}
@@ -31,7 +31,7 @@ _EXTERNAL = 1
 
 
 def dtype_of(number: int, what: str) -> str:
-    """minidnn's name of an element type; UnsupportedError names ONNX's."""
+    """Returns minidnn's dtype for an element type; UnsupportedError names ONNX's type."""
     if number not in DTYPES:
         raise UnsupportedError(
             f"{what} has element type {_type_name(number)}; valid are {', '.join(DTYPES.values())}"
@@ -47,7 +47,7 @@ def _type_name(number: int) -> str:
 
 
 def read_tensor(tensor: Any, model: Path | None, what: str) -> np.ndarray:
-    """The array of a ``TensorProto``; ``model`` is the model's path, None if it has none.
+    """Returns the array of a ``TensorProto``; ``model`` is the model's path, None without one.
 
     GraphError if it is malformed, UnsupportedError for element types that minidnn lacks.
     """
@@ -57,8 +57,8 @@ def read_tensor(tensor: Any, model: Path | None, what: str) -> np.ndarray:
     if tensor.HasField("segment"):
         raise UnsupportedError(f"{what} is a segment of a tensor")
     if number in _FOUR_BITS:
-        pairs = _flat(tensor, model, np.dtype(np.uint8), (prod(shape) + 1) // 2, what)
-        return _unpacked(pairs, dtype)[: prod(shape)].reshape(shape)
+        packed = _flat(tensor, model, np.dtype(np.uint8), (prod(shape) + 1) // 2, what)
+        return _unpacked(packed, dtype)[: prod(shape)].reshape(shape)
     flat = _flat(tensor, model, dtype, prod(shape), what)
     if dtype == np.bool_:  # bytes other than 0 and 1 would be neither true nor false
         flat = flat.view(np.uint8) != 0
@@ -66,7 +66,7 @@ def read_tensor(tensor: Any, model: Path | None, what: str) -> np.ndarray:
 
 
 def _flat(tensor: Any, model: Path | None, dtype: np.dtype, count: int, what: str) -> np.ndarray:
-    """The elements as they are stored."""
+    """Reads ``count`` elements of ``dtype`` from external data, raw bytes or a typed field."""
     if tensor.data_location == _EXTERNAL:
         return _external(tensor, model, dtype, count, what)
     if tensor.HasField("raw_data"):
@@ -85,23 +85,24 @@ def _flat(tensor: Any, model: Path | None, dtype: np.dtype, count: int, what: st
 
 
 def _unpacked(pairs: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Numbers of 4 bits, two of which stand in each byte."""
-    halves = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1).astype(np.int8)
+    """Unpacks numbers of 4 bits, two in each byte, signed for a signed dtype."""
+    nibbles = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1).astype(np.int8)
     return (
-        np.where(halves > 7, halves - 16, halves).astype(dtype)
+        np.where(nibbles > 7, nibbles - 16, nibbles).astype(dtype)
         if dtype.kind == "i"
-        else (halves.astype(dtype))
+        else (nibbles.astype(dtype))
     )
 
 
 def _typed(tensor: Any, dtype: np.dtype, what: str) -> np.ndarray:
+    """Reads the elements of a field such as ``float_data``; ``int32_data`` holds narrow types."""
     field = getattr(tensor, _FIELDS.get(dtype.name, "int32_data"))
     wide = np.array(field, np.int64 if dtype.kind in "iub" or dtype.name == "float16" else dtype)
     if dtype.kind in "iu" and wide.size:
         bounds = np.iinfo(dtype)
         if int(wide.min()) < bounds.min or int(wide.max()) > bounds.max:
             raise GraphError(f"{what} has data that are no numbers of {dtype}")
-    if dtype.name == "float16":  # as the bits of whole numbers
+    if dtype.name == "float16":  # stored as its bits in integers
         if wide.size and not 0 <= int(wide.min()) <= int(wide.max()) < 1 << 16:
             raise GraphError(f"{what} has data that are no bits of float16")
         return wide.astype(np.uint16).view(dtype)
@@ -111,6 +112,7 @@ def _typed(tensor: Any, dtype: np.dtype, what: str) -> np.ndarray:
 def _external(
     tensor: Any, model: Path | None, dtype: np.dtype, count: int, what: str
 ) -> np.ndarray:
+    """Maps ``count`` elements of ``dtype`` from the file that ``external_data`` names."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if not all(isinstance(text, str) for pair in entries.items() for text in pair):
         raise GraphError(f"{what} says where its external data are in bytes that are no text")
@@ -135,6 +137,7 @@ def _external(
 
 
 def _whole(entries: dict[str, str], key: str, what: str) -> int:
+    """Parses an entry of ``external_data`` that is a number of bytes, 0 if it is absent."""
     text = entries.get(key, "0")
     if not (text.isascii() and text.isdecimal()) or len(text) > 18:
         raise GraphError(f"{what} has external data of {key} {text!r:.50}; valid is a number")
@@ -142,8 +145,11 @@ def _whole(entries: dict[str, str], key: str, what: str) -> int:
 
 
 def external_path(location: str, model: Path | None, what: str) -> Path:
-    """The file that holds external data; GraphError unless it lies in the folder of ``model``, the
-    model's path, or beside the file that this path leads to."""
+    """Returns the path of a file with external data.
+
+    GraphError unless the file is in the folder of ``model``, the model's path, or beside the file
+    that this path points to.
+    """
     if model is None:
         raise GraphError(
             f"{what} has external data ({location!r:.100}), which are looked for in the model's "
@@ -151,22 +157,22 @@ def external_path(location: str, model: Path | None, what: str) -> Path:
         )
     if not location or "\0" in location or os.path.isabs(location) or "\\" in location:
         raise GraphError(f"{what} has external data in {location!r:.100}; {_VALID}")
-    told = f"{what} has external data in {location!r:.100}"
+    prefix = f"{what} has external data in {location!r:.100}"
     try:
         base, real = Path(os.path.realpath(model.parent)), Path(os.path.realpath(model)).parent
         if not os.path.lexists(base / location):
             base = real
         path = Path(os.path.realpath(base / location))
-        beside = path.parent == real
-        within = (beside or base in path.parents) and ".." not in Path(location).parts
-        there = within and path.is_file()
+        is_sibling = path.parent == real
+        is_allowed = (is_sibling or base in path.parents) and ".." not in Path(location).parts
+        is_file = is_allowed and path.is_file()
     except (OSError, ValueError) as error:  # too long, or beyond the file system's encoding
         reason = getattr(error, "strerror", None) or error
-        raise GraphError(f"{told}, which cannot be looked for: {reason}") from error
-    if not within:
-        raise GraphError(f"{told}; {_VALID}")
-    if not there:
-        raise GraphError(f"{told}, which is no file")
+        raise GraphError(f"{prefix}, which cannot be looked for: {reason}") from error
+    if not is_allowed:
+        raise GraphError(f"{prefix}; {_VALID}")
+    if not is_file:
+        raise GraphError(f"{prefix}, which is no file")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Graphs as ONNX models."""
+"""The ONNX exporter: writes graphs as ONNX models."""
 
 from minidnn.frontends.onnx.export.model import to_onnx, write_onnx
 

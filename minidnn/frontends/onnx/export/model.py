@@ -1,5 +1,8 @@
-"""A graph as an ONNX model that other engines run: of its sizes, or of all in ranges, with open
-sizes and nodes that hold for all."""
+"""Exports a graph as an ONNX model that other engines run.
+
+A graph with named sizes becomes one model with open sizes: it is written for several samples of the
+sizes, and the constants that differ are replaced by nodes that compute them from input shapes.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,12 @@ from minidnn.graph.operator import Elementwise
 from minidnn.sizes.polynomial import SizePolynomial, SizeSamples
 from minidnn.sizes.sized_graph import SizedGraph, dims_to_json
 
-#: The opset that is written, and the oldest that has all of its operators.
+#: The default opset, and the oldest one that has all operators that are written.
 DEFAULT_OPSET = 20
 OLDEST_OPSET = 20
-#: That opset's version of the format.
+#: The version of the file format (``ir_version``) of that opset.
 _IR_VERSION = 9
+#: Bytes of constants: protobuf's 2 GiB, less room for the rest of the model.
 _MOST_BYTES = (1 << 31) - (1 << 16)
 
 _WRITERS = {**writers.known, **structure.writers.known}
@@ -36,16 +40,17 @@ _WRITERS = {**writers.known, **structure.writers.known}
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """A model, and which node of the graph each of its nodes is of, in words."""
+    """A ``ModelProto``, and for each of its nodes the graph's node that it was written for, as text
+    for messages."""
 
     model: Any
     owners: list[str]
 
 
 def written_model(graph: Graph, opset: int) -> WrittenModel:
-    """The graph as an ``onnx.ModelProto``.
+    """Returns a graph as an ``onnx.ModelProto``.
 
-    Regions of an optimized graph are written as the operators that they compute.
+    Regions of an optimized graph are written as the operators in their bodies.
 
     Raises:
         GraphError: the graph is not legal, or larger than such a file may be (2 GiB).
@@ -74,18 +79,19 @@ def written_model(graph: Graph, opset: int) -> WrittenModel:
         owners.append(f"output {name!r}")
         writer.nodes.append(onnx.helper.make_node("Identity", [writer.name(value)], [name]))
     infos = [_info(writer, v, n) for v, n in zip(graph.outputs, outputs, strict=True)]
-    # Of some constants a node needs others in their place, such as a scale in another shape.
+    # Drops initializers that no node reads: some were written again, such as a scale reshaped.
     read = {name for node in writer.nodes for name in node.input}
-    needed = [each for each in writer.initializers if each.name in read]
-    made = onnx.helper.make_graph(writer.nodes, graph.name or "graph", inputs, infos, needed)
+    needed = [tensor for tensor in writer.initializers if tensor.name in read]
+    graph_proto = onnx.helper.make_graph(writer.nodes, graph.name or "graph", inputs, infos, needed)
     model = onnx.helper.make_model(
-        made, producer_name="minidnn", opset_imports=[onnx.helper.make_opsetid("", opset)]
+        graph_proto, producer_name="minidnn", opset_imports=[onnx.helper.make_opsetid("", opset)]
     )
     model.ir_version = _IR_VERSION
     return WrittenModel(model, owners)
 
 
 def _output_names(graph: Graph, writer: Writer) -> list[str]:
+    """Reserves the names of the outputs."""
     if graph.output_names is not None:
         names = list(graph.output_names)
     elif len(graph.outputs) == 1:
@@ -96,6 +102,7 @@ def _output_names(graph: Graph, writer: Writer) -> list[str]:
 
 
 def _info(writer: Writer, value: Value, name: str) -> Any:
+    """The ``ValueInfoProto`` of an input or output."""
     if value.dtype not in DATA_TYPES:
         raise UnsupportedError(f"{value!r} has a dtype that ONNX lacks")
     make = writer.onnx.helper.make_tensor_value_info
@@ -103,6 +110,7 @@ def _info(writer: Writer, value: Value, name: str) -> Any:
 
 
 def _write(writer: Writer, graph: Graph, owners: list[str]) -> None:
+    """Writes the nodes of a graph, with the bodies of regions inlined, and records their owners."""
     for node in graph.nodes:
         body = getattr(node.op, "body", None)
         if isinstance(body, Graph):
@@ -134,7 +142,7 @@ def write_onnx(
 ) -> None:
     """Writes a graph as an ONNX file, which appears complete or not at all.
 
-    ``metadata`` are the model's properties, beside the ranges of named sizes.
+    ``metadata`` are properties of the model, in addition to the ranges of named sizes.
 
     Raises:
         GraphError: the graph is not legal, or larger than such a file may be (2 GiB).
@@ -163,24 +171,25 @@ def write_onnx(
 
 
 def to_onnx(graph: Graph | SizedGraph, opset: int = DEFAULT_OPSET) -> Any:
-    """The graph as an ``onnx.ModelProto``; raises what :func:`write_onnx` raises."""
+    """Returns the graph as an ``onnx.ModelProto``; raises what :func:`write_onnx` raises."""
     if isinstance(graph, SizedGraph):
         return to_sized_onnx(graph, opset)
     return written_model(graph, opset).model
 
 
-#: A number of an initializer, or what it follows from.
+#: A number of an initializer: a constant, or a polynomial of named sizes.
 _Entry = int | SizePolynomial
 
 _MOST_NUMBERS = 64
-"""Of an initializer that may follow from sizes: one for each axis."""
+"""The longest initializer that may depend on sizes: a shape has one number for each axis."""
 
 
 def to_sized_onnx(graph: SizedGraph, opset: int) -> Any:
-    """The graph as an ``onnx.ModelProto`` whose inputs have the named sizes.
+    """Returns the graph as an ``onnx.ModelProto`` whose inputs have the named sizes.
 
-    It is written for some sizes, and what differs between these models follows from sizes: shapes
-    that nodes read become what other nodes compute, and all else is refused.
+    The graph is written for several samples of the sizes.  Where these models differ, in shapes
+    that nodes read, nodes that compute the shape from input sizes are inserted; any other
+    difference is refused.
 
     Raises:
         UnsupportedError: something cannot be said for all sizes; names the node.
@@ -194,11 +203,11 @@ def to_sized_onnx(graph: SizedGraph, opset: int) -> Any:
     model = base.model
     for name, entries in comparison.initializers().items():
         readers = [node for node in model.graph.node if name in node.input]
-        open_places = [i for i, each in enumerate(entries) if not isinstance(each, int)]
-        if len(open_places) == 1 and all(
+        open_indices = [i for i, each in enumerate(entries) if not isinstance(each, int)]
+        if len(open_indices) == 1 and all(
             node.op_type == "Reshape" and list(node.input).index(name) == 1 for node in readers
         ):
-            fixed = [-1 if i in open_places else entry for i, entry in enumerate(entries)]
+            fixed = [-1 if i in open_indices else entry for i, entry in enumerate(entries)]
             _replace(model, name, sizes.initializer(name, fixed))
         else:
             _replace(model, name, None)
@@ -215,52 +224,58 @@ def to_sized_onnx(graph: SizedGraph, opset: int) -> Any:
 
 
 def _replace(model: Any, name: str, new: Any) -> None:
-    """Puts an initializer in another's place, or nothing."""
-    kept = [new if each.name == name else each for each in model.graph.initializer]
+    """Replaces an initializer by another one, or removes it if ``new`` is None."""
+    tensors = [new if each.name == name else each for each in model.graph.initializer]
     del model.graph.initializer[:]
-    model.graph.initializer.extend(each for each in kept if each is not None)
+    model.graph.initializer.extend(each for each in tensors if each is not None)
 
 
 class _Comparison:
-    """Models of one graph for several sizes, side by side."""
+    """Compares the models of one graph for several samples of its sizes."""
 
     def __init__(self, base: WrittenModel, samples: SizeSamples) -> None:
         self._base, self._samples = base, samples
         self._initializers = {each.name: each for each in base.model.graph.initializer}
-        #: For each other model the initializers that differ from those of the first, by name, and
-        #: its inputs and outputs.
+        #: For each other model, the initializers that differ from the base model's, by name.
         self._differing: list[dict[str, Any]] = []
+        #: For each other model, its inputs and outputs.
         self._interfaces: list[list[Any]] = []
 
     def add(self, other: WrittenModel) -> None:
-        """Takes a model for another size.
+        """Adds the model for another sample of the sizes.
 
-        UnsupportedError if nodes, their attributes or constants that are no shapes are others.
+        UnsupportedError if nodes, attributes, or constants that are no shapes differ.
         """
         graph = other.model.graph
         pairs = zip(self._base.model.graph.node, graph.node, strict=False)
-        for place, (one, two) in enumerate(pairs):
-            if one != two:
-                raise self._refusal(self._base.owners[place], f"its {one.op_type}")
+        for index, (base, node) in enumerate(pairs):
+            if base != node:
+                raise self._refusal(self._base.owners[index], f"its {base.op_type}")
         if len(self._base.owners) != len(other.owners):
             longer = max(self._base.owners, other.owners, key=len)
             raise self._refusal(longer[-1], "the number of its nodes")
-        found = {}
+        differing = {}
         for tensor in graph.initializer:
-            one = self._initializers[tensor.name]
-            if tensor != one:
-                if tensor.dims != one.dims or not _may_follow(one):
-                    raise self._refusal(self._owner_of(one.name), f"the constant {one.name!r}")
-                found[tensor.name] = tensor
-        self._differing.append(found)
+            base = self._initializers[tensor.name]
+            if tensor != base:
+                if tensor.dims != base.dims or not _may_follow(base):
+                    raise self._refusal(self._owner_of(base.name), f"the constant {base.name!r}")
+                differing[tensor.name] = tensor
+        self._differing.append(differing)
         self._interfaces.append([*graph.input, *graph.output])
 
     def initializers(self) -> dict[str, list[_Entry]]:
-        """Those that follow from sizes, by name."""
-        found: dict[str, list[_Entry]] = {}
+        """The initializers that depend on sizes, by name: a constant or polynomial for each number.
+
+        UnsupportedError if a number is no polynomial of the sizes.
+        """
+        entries_by_name: dict[str, list[_Entry]] = {}
         for name in {name: None for differing in self._differing for name in differing}:
-            one = self._initializers[name]
-            row = [one, *(differing.get(name, one) for differing in self._differing)]
+            base_tensor = self._initializers[name]
+            row = [
+                base_tensor,
+                *(differing.get(name, base_tensor) for differing in self._differing),
+            ]
             arrays = [import_onnx().numpy_helper.to_array(each).tolist() for each in row]
             entries: list[_Entry] = []
             for numbers in zip(*arrays, strict=True):
@@ -268,15 +283,17 @@ class _Comparison:
                 if entry is None:
                     raise self._refusal(self._owner_of(name), f"a size in it, {list(numbers)},")
                 entries.append(entry)
-            found[name] = entries
-        return found
+            entries_by_name[name] = entries
+        return entries_by_name
 
     def name_sizes(self) -> None:
-        """Names the open sizes of inputs and outputs; of those that follow from sizes in another
-        way nothing is said."""
+        """Sets the open sizes of inputs and outputs to names or polynomials (``dim_param``).
+
+        Sizes that differ in any other way are left undeclared.
+        """
         graph = self._base.model.graph
-        for place, value in enumerate([*graph.input, *graph.output]):
-            others = [interface[place] for interface in self._interfaces]
+        for index, value in enumerate([*graph.input, *graph.output]):
+            others = [interface[index] for interface in self._interfaces]
             for axis, size in enumerate(value.type.tensor_type.shape.dim):
                 sizes = [size, *(each.type.tensor_type.shape.dim[axis] for each in others)]
                 entry = self._entry([each.dim_value for each in sizes])
@@ -287,6 +304,7 @@ class _Comparison:
                     size.dim_param = str(entry)
 
     def _entry(self, numbers: Sequence[int]) -> _Entry | None:
+        """The constant or polynomial with these values at the samples; None if there is none."""
         if all(each == numbers[0] for each in numbers):
             return numbers[0]
         return self._samples.polynomial(numbers)
@@ -305,7 +323,7 @@ class _Comparison:
 
 
 def _may_follow(tensor: Any) -> bool:
-    """Whether an initializer is a list of few integers, as shapes are."""
+    """Whether an initializer is a short list of int64, as shapes are."""
     int64 = import_onnx().TensorProto.INT64
     return tensor.data_type == int64 and len(tensor.dims) == 1 and tensor.dims[0] <= _MOST_NUMBERS
 
@@ -317,8 +335,10 @@ class _SizeNodes:
         self._onnx = onnx
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
+        #: The names of values that were written, by a key that says what they are.
         self._known: dict[str, str] = {}
         self._count = 0
+        #: The input and axis that have each named size.
         self._at = {
             dim.name: (value.name, axis)
             for dim in graph.dims
@@ -328,10 +348,14 @@ class _SizeNodes:
         }
 
     def initializer(self, name: str, numbers: Sequence[Any]) -> Any:
+        """A list of int64 as a ``TensorProto``."""
         return self._onnx.numpy_helper.from_array(np.array(numbers, np.int64), name)
 
     def shape(self, name: str, entries: Sequence[_Entry]) -> str:
-        """The name of what computes a list of integers: ``name``, if nothing did before."""
+        """Returns the name of a value that is this list of integers.
+
+        Nodes that compute it as ``name`` are added, unless others compute the same list already.
+        """
         key = f"shape {[str(each) for each in entries]}"
         if key not in self._known:
             parts = [
@@ -342,14 +366,15 @@ class _SizeNodes:
         return self._known[key]
 
     def _polynomial(self, given: SizePolynomial) -> str:
+        """The name of a value (1,) that is a polynomial of sizes."""
         text = str(given)
         if text not in self._known:
             terms = []
             for factor, names in given.terms:
-                parts = [self._size(name) for name in names]
-                if factor != 1 or not parts:
-                    parts.append(self._number(factor))
-                terms.append(self._folded("Mul", parts))
+                factors = [self._size(name) for name in names]
+                if factor != 1 or not factors:
+                    factors.append(self._number(factor))
+                terms.append(self._folded("Mul", factors))
             total = self._folded("Add", terms)
             if given.divisor != 1:
                 total = self._node("Div", [total, self._number(given.divisor)])
@@ -357,12 +382,14 @@ class _SizeNodes:
         return self._known[text]
 
     def _folded(self, kind: str, parts: Sequence[str]) -> str:
-        found = parts[0]
+        """The name of the reduction of values by a binary operator."""
+        total = parts[0]
         for part in parts[1:]:
-            found = self._node(kind, [found, part])
-        return found
+            total = self._node(kind, [total, part])
+        return total
 
     def _size(self, name: str) -> str:
+        """The name of a value (1,) that is a named size, read from an input's shape."""
         key = f"size {name}"
         if key not in self._known:
             value, axis = self._at[name]
@@ -370,6 +397,7 @@ class _SizeNodes:
         return self._known[key]
 
     def _number(self, value: int) -> str:
+        """The name of an initializer (1,) with this number."""
         key = f"number {value}"
         if key not in self._known:
             self._known[key] = f"minidnn.number.{value}"

@@ -1,4 +1,4 @@
-"""Contractions, windows, reductions and moves as ONNX's operators."""
+"""Writes contractions, pooling, reductions, normalizations and data movement as ONNX operators."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from minidnn.graph.window import WindowAxis
 
 writers = Writers()
 
+#: The end of a Slice that goes back to the first element: before any index.
 _SMALLEST = -(1 << 62)
 
 
@@ -29,7 +30,7 @@ def _conv(writer: Writer, node: Node, inputs: list[str]) -> str:
         kind, (x, weight, *bias) = "ConvInteger", inputs
         _require_bytes(writer, node)
         inputs = [x, weight, writer.number(op.zero, node.inputs[0].dtype)]
-    made = writer.add(
+    convolution = writer.add(
         kind,
         inputs,
         node.name,
@@ -40,27 +41,28 @@ def _conv(writer: Writer, node: Node, inputs: list[str]) -> str:
         group=op.groups,
     )
     if not bias:
-        return made
-    return writer.add("Add", [made, writer.reshape(bias[0], (-1, 1, 1))])
+        return convolution
+    return writer.add("Add", [convolution, writer.reshape(bias[0], (-1, 1, 1))])
 
 
 def _require_bytes(writer: Writer, node: Node) -> None:
+    """Refuses a contraction of int32 operands, which ONNX lacks."""
     if any(value.dtype not in BYTES for value in node.inputs[:2]):
         raise writer.refuse(node, "ONNX multiplies int8 and uint8, and no int32")
 
 
 @writers(ops.Linear)
 def _linear(writer: Writer, node: Node, inputs: list[str]) -> str:
-    whole = is_whole_product(*(value.type for value in node.inputs))
-    if node.inputs[0].type.rank == 2 and not whole:
+    is_integer = is_whole_product(*(value.type for value in node.inputs))
+    if node.inputs[0].type.rank == 2 and not is_integer:
         return writer.add("Gemm", inputs, node.name, transB=1)
     weight = node.inputs[1]
     if isinstance(weight, Constant):
-        turned = writer.constant(weight.data.T, weight.name)
+        transposed = writer.constant(weight.data.T, weight.name)
     else:
-        turned = writer.add("Transpose", [inputs[1]], perm=[1, 0])
-    kind, operands = "MatMul", [inputs[0], turned]
-    if whole:
+        transposed = writer.add("Transpose", [inputs[1]], perm=[1, 0])
+    kind, operands = "MatMul", [inputs[0], transposed]
+    if is_integer:
         assert isinstance(node.op, ops.Linear)
         _require_bytes(writer, node)
         kind = "MatMulInteger"
@@ -71,60 +73,63 @@ def _linear(writer: Writer, node: Node, inputs: list[str]) -> str:
 
 @writers(ops.MatMul)
 def _matmul(writer: Writer, node: Node, inputs: list[str]) -> str:
-    whole = is_whole_product(*(value.type for value in node.inputs))
-    if whole:
+    is_integer = is_whole_product(*(value.type for value in node.inputs))
+    if is_integer:
         _require_bytes(writer, node)
-    return writer.add("MatMulInteger" if whole else "MatMul", inputs, node.name)
+    return writer.add("MatMulInteger" if is_integer else "MatMul", inputs, node.name)
 
 
 @writers(ops.MaxPool2d, ops.AvgPool2d, ops.Pool2d)
 def _window(writer: Writer, node: Node, inputs: list[str]) -> str:
-    """A window whose padding is written out: how far a last window of ceil mode reaches, and what
-    it counts, was read differently by ONNX over the years."""
+    """Writes pooling with explicit padding and without ceil mode.
+
+    ONNX's versions differ in how far the last window of ceil mode extends, and in what it counts.
+    """
     assert isinstance(node.op, Windowed)
     window, x = node.op.window(), node.inputs[0].type
     if not (window.averages or (window.chooses and window.join == "max")):
         raise writer.refuse(node, "ONNX has no such window")
     extent = (x.shape[2], x.shape[3])
     pads = [_padding(axis, size) for axis, size in zip(window.whole, extent, strict=True)]
-    (found,) = inputs
+    (x_name,) = inputs
     if any(max(pad) >= axis.kernel for axis, pad in zip(window.axes, pads, strict=True)):
-        # Engines refuse windows that lie in the padding alone.
+        # Engines refuse padding as large as the window, so a Pad node pads.
         operands = [
-            found,
+            x_name,
             writer.integers(_around(pads, 4)),
             writer.number(window.joins.identity, x.dtype),
         ]
-        found, pads = writer.add("Pad", operands, mode="constant"), [(0, 0), (0, 0)]
-    given: dict[str, Any] = {
+        x_name, pads = writer.add("Pad", operands, mode="constant"), [(0, 0), (0, 0)]
+    attributes: dict[str, Any] = {
         "kernel_shape": [axis.kernel for axis in window.axes],
         "strides": [axis.stride for axis in window.axes],
         "pads": _around(pads, 2),
     }
     if any(axis.dilation > 1 for axis in window.axes):
-        # ONNX Runtime's averages of bytes know no such attribute.
-        given["dilations"] = [axis.dilation for axis in window.axes]
+        # ONNX Runtime's average pooling of int8 and uint8 has no such attribute.
+        attributes["dilations"] = [axis.dilation for axis in window.axes]
     if window.chooses:
-        return writer.add("MaxPool", [found], node.name, **given)
-    mean = writer.add("AveragePool", [found], node.name, count_include_pad=1, **given)
+        return writer.add("MaxPool", [x_name], node.name, **attributes)
+    mean = writer.add("AveragePool", [x_name], node.name, count_include_pad=1, **attributes)
     counted = np.multiply.outer(*window.divisors(extent))
     if (counted == window.taps).all():
         return mean
-    with np.errstate(all="ignore"):  # a window that counts nothing is 0 / 0
+    with np.errstate(all="ignore"):  # a window that counts no elements is 0 / 0
         factor = (window.taps / counted).astype(numpy_dtype(x.dtype))
     return writer.add("Mul", [mean, writer.constant(factor, "share")])
 
 
 def _padding(axis: WindowAxis, size: int) -> tuple[int, int]:
-    """Before and behind, so that without ceil mode there are as many outputs."""
+    """The padding (before, after) that gives as many outputs without ceil mode."""
     end = axis.tap(axis.output_size(size) - 1, axis.kernel - 1) + 1
     return axis.padding[0], max(0, end - size)
 
 
 def _around(pads: Sequence[tuple[int, int]], rank: int) -> list[int]:
-    """First what is before each axis, then what is behind."""
-    rest = [0] * (rank - len(pads))
-    return [*rest, *(pad[0] for pad in pads), *rest, *(pad[1] for pad in pads)]
+    """Pads in ONNX's order: those before each of ``rank`` axes, then those after; ``pads`` are the
+    last axes'."""
+    zeros = [0] * (rank - len(pads))
+    return [*zeros, *(pad[0] for pad in pads), *zeros, *(pad[1] for pad in pads)]
 
 
 @writers(ops.AdaptiveAvgPool2d)
@@ -138,17 +143,17 @@ def _adaptive(writer: Writer, node: Node, inputs: list[str]) -> str:
         for out, size in zip(op.sizes(x), x.shape[2:], strict=True)
     )
     rows = writer.add("MatMul", [down, inputs[0]])
-    turned = writer.add("Transpose", [across], perm=[1, 0])
-    return writer.add("MatMul", [rows, turned], node.name)
+    transposed = writer.add("Transpose", [across], perm=[1, 0])
+    return writer.add("MatMul", [rows, transposed], node.name)
 
 
 def _averaging(outputs: int, size: int, x: TensorType) -> np.ndarray:
-    """The matrix that averages each output's inputs."""
-    found = np.zeros((outputs, size), numpy_dtype(x.dtype))
+    """The matrix (outputs, size) that averages each output's inputs."""
+    matrix = np.zeros((outputs, size), numpy_dtype(x.dtype))
     for i in range(outputs):
         begin, end = i * size // outputs, -(-(i + 1) * size // outputs)
-        found[i, begin:end] = 1.0 / (end - begin)
-    return found
+        matrix[i, begin:end] = 1.0 / (end - begin)
+    return matrix
 
 
 @writers(ops.Softmax, ops.LogSoftmax)
@@ -162,11 +167,11 @@ def _reduce(writer: Writer, node: Node, inputs: list[str]) -> str:
     assert isinstance(node.op, ops.Reduce)
     kind = f"Reduce{node.op.how.capitalize()}"
     axes = writer.integers(node.op.dims)
-    given = {"keepdims": int(node.op.keepdim), "noop_with_empty_axes": 1}
+    attributes = {"keepdims": int(node.op.keepdim), "noop_with_empty_axes": 1}
     given_dtype = node.op.dtype
     if given_dtype is not None and given_dtype != node.inputs[0].dtype:
         inputs = [writer.add("Cast", inputs, f"{node.name}.cast", to=DATA_TYPES[given_dtype])]
-    return writer.add(kind, [*inputs, axes], node.name, **given)
+    return writer.add(kind, [*inputs, axes], node.name, **attributes)
 
 
 @writers(ops.ArgMax)
@@ -190,8 +195,8 @@ def _variance(writer: Writer, node: Node, inputs: list[str]) -> str:
     if op.dtype is not None and op.dtype != x.dtype:
         inputs = [writer.add("Cast", inputs[:1], to=DATA_TYPES[op.dtype]), inputs[1]]
     mean = writer.reshape(inputs[1], (1, x.shape[1], *(1 for _ in x.shape[2:])))
-    apart = writer.add("Sub", [inputs[0], mean])
-    squares = writer.add("Mul", [apart, apart])
+    deviations = writer.add("Sub", [inputs[0], mean])
+    squares = writer.add("Mul", [deviations, deviations])
     axes = writer.integers((0, *range(2, x.rank)))
     return writer.add("ReduceMean", [squares, axes], node.name, keepdims=0)
 
@@ -208,18 +213,21 @@ def _layer_norm(writer: Writer, node: Node, inputs: list[str]) -> str:
 
 @writers(ops.GroupNorm)
 def _group_norm(writer: Writer, node: Node, inputs: list[str]) -> str:
-    """Rows of their own, and a scale and shift: one for each channel is newer than this opset."""
+    """Writes LayerNormalization over each group, and a scale and shift per channel.
+
+    ONNX's GroupNormalization with parameters per channel is newer than the default opset.
+    """
     op, x = node.op, node.inputs[0].type
     assert isinstance(op, ops.GroupNorm)
     shape, dtype = (x.shape[0], op.groups, x.size // x.shape[0] // op.groups), numpy_dtype(x.dtype)
     rows = writer.reshape(inputs[0], shape)
     ones = writer.constant(np.ones(shape[2:], dtype))
-    found = writer.add("LayerNormalization", [rows, ones], axis=-1, epsilon=float(op.eps))
+    normalized = writer.add("LayerNormalization", [rows, ones], axis=-1, epsilon=float(op.eps))
     if len(inputs) == 1:
-        return writer.reshape(found, x.shape, node.name)
-    found = writer.reshape(found, x.shape)
+        return writer.reshape(normalized, x.shape, node.name)
+    normalized = writer.reshape(normalized, x.shape)
     vectors = (writer.reshape(name, (-1, *(1 for _ in x.shape[2:]))) for name in inputs[1:])
-    scaled = writer.add("Mul", [found, next(vectors)])
+    scaled = writer.add("Mul", [normalized, next(vectors)])
     return writer.add("Add", [scaled, next(vectors)], node.name)
 
 
@@ -252,7 +260,7 @@ def _slice(writer: Writer, node: Node, inputs: list[str]) -> str:
     op = node.op
     assert isinstance(op, ops.Slice)
     ends = [b + n * s for b, n, s in zip(op.starts, op.sizes, op.steps, strict=True)]
-    # Below 0 an end would be counted from behind.
+    # A negative end would count from the end of the axis.
     ends = [end if end >= 0 else _SMALLEST for end in ends]
     axes = range(len(ends))
     operands = [writer.integers(values) for values in (op.starts, ends, axes, op.steps)]
@@ -278,19 +286,19 @@ def _pad(writer: Writer, node: Node, inputs: list[str]) -> str:
 def _take(writer: Writer, node: Node, inputs: list[str]) -> str:
     op = node.op
     assert isinstance(op, ops.Take)
-    (found,) = inputs
+    (taken,) = inputs
     for axis, chosen in enumerate(op.indices):
         if chosen is not None:
-            places = writer.integers([max(i, 0) for i in chosen])
-            found = writer.add("Gather", [found, places], axis=axis)
+            indices = writer.integers([max(i, 0) for i in chosen])
+            taken = writer.add("Gather", [taken, indices], axis=axis)
     for axis, chosen in enumerate(op.indices):
         if chosen is not None and -1 in chosen:
-            inside = np.array(chosen) >= 0
+            is_inside = np.array(chosen) >= 0
             shape = [1] * len(op.indices)
             shape[axis] = len(chosen)
-            mask = writer.constant(inside.reshape(shape))
-            found = writer.add("Where", [mask, found, writer.number(op.value, node.output.dtype)])
-    return writer.add("Identity", [found], node.name)
+            mask = writer.constant(is_inside.reshape(shape))
+            taken = writer.add("Where", [mask, taken, writer.number(op.value, node.output.dtype)])
+    return writer.add("Identity", [taken], node.name)
 
 
 @writers(ops.TakeChannels)
@@ -300,9 +308,9 @@ def _take_channels(writer: Writer, node: Node, inputs: list[str]) -> str:
     first = [0]
     for value in node.inputs:
         first.append(first[-1] + value.shape[1])
-    joined = writer.add("Concat", inputs, axis=1)
-    places = writer.integers([first[source] + channel for source, channel in op.picks])
-    return writer.add("Gather", [joined, places], node.name, axis=1)
+    concatenated = writer.add("Concat", inputs, axis=1)
+    indices = writer.integers([first[source] + channel for source, channel in op.picks])
+    return writer.add("Gather", [concatenated, indices], node.name, axis=1)
 
 
 @writers(ops.SumOverRanks)
@@ -318,13 +326,13 @@ def _sum_over_ranks(writer: Writer, node: Node, inputs: list[str]) -> str:
 def _unfold(writer: Writer, node: Node, inputs: list[str]) -> str:
     op, shape = node.op, node.output.shape
     assert isinstance(op, ops.Unfold2d)
-    (found,) = inputs
+    (windows,) = inputs
     for axis, at in ((0, 2), (1, 4)):
         taps = np.arange(op.kernel_size[axis]) * op.dilation[axis]
         starts = np.arange(shape[4 + axis]) * op.stride[axis]
-        places = writer.constant(np.add.outer(taps, starts).astype(np.int64))
-        found = writer.add("Gather", [found, places], axis=at)
-    return writer.add("Transpose", [found], node.name, perm=[0, 1, 2, 4, 3, 5])
+        indices = writer.constant(np.add.outer(taps, starts).astype(np.int64))
+        windows = writer.add("Gather", [windows, indices], axis=at)
+    return writer.add("Transpose", [windows], node.name, perm=[0, 1, 2, 4, 3, 5])
 
 
 @writers(ops.Gather)
@@ -336,24 +344,24 @@ def _gather(writer: Writer, node: Node, inputs: list[str]) -> str:
 
 
 def _gather_in_batches(writer: Writer, node: Node, inputs: list[str]) -> str:
-    """Of all images one after the other, with indices that count through them."""
+    """Writes a batched gather: a Gather from the flattened batch, with offsets added to indices."""
     op, (x, indices) = node.op, [value.type for value in node.inputs]
     assert isinstance(op, ops.Gather)
     axis, batch, size = op.axis % x.rank, op.batch, x.shape[op.axis]
-    images, own = int(np.prod(x.shape[:batch])), indices.rank - batch
+    batch_size, index_rank = int(np.prod(x.shape[:batch])), indices.rank - batch
     order = [*range(batch), axis, *(d for d in range(batch, x.rank) if d != axis)]
     ordered = [x.shape[d] for d in order]
     flat = writer.add("Transpose", inputs[:1], perm=order)
-    flat = writer.reshape(flat, [images * size, *ordered[batch + 1 :]])
+    flat = writer.reshape(flat, [batch_size * size, *ordered[batch + 1 :]])
     dtype = numpy_dtype(indices.dtype)
-    first = np.arange(images, dtype=dtype) * size
-    inside = writer.add("Mod", [inputs[1], writer.constant(np.array(size, dtype))])
-    starts = first.reshape(*indices.shape[:batch], *(1,) * own).astype(dtype)
-    places = writer.add("Add", [inside, writer.constant(starts)])
-    found = writer.add("Gather", [flat, places], axis=0)
-    # Now there are the batch, the indices' own axes, those before the axis, and those behind it.
+    offsets = np.arange(batch_size, dtype=dtype) * size
+    wrapped = writer.add("Mod", [inputs[1], writer.constant(np.array(size, dtype))])
+    starts = offsets.reshape(*indices.shape[:batch], *(1,) * index_rank).astype(dtype)
+    flat_indices = writer.add("Add", [wrapped, writer.constant(starts)])
+    gathered = writer.add("Gather", [flat, flat_indices], axis=0)
+    # The axes are now: batch, those of the indices, those before the axis, those after it.
     outer = axis - batch
-    before = range(batch + own, batch + own + outer)
-    behind = range(batch + own + outer, x.rank - 1 + own)
-    perm = [*range(batch), *before, *range(batch, batch + own), *behind]
-    return writer.add("Transpose", [found], node.name, perm=perm)
+    before = range(batch + index_rank, batch + index_rank + outer)
+    after = range(batch + index_rank + outer, x.rank - 1 + index_rank)
+    perm = [*range(batch), *before, *range(batch, batch + index_rank), *after]
+    return writer.add("Transpose", [gathered], node.name, perm=perm)

@@ -1,6 +1,7 @@
-"""The model being written: nodes, initializers, names that none has twice, and formulas.
+"""The writer of an ONNX model: its nodes, initializers and unique names; element-wise operators.
 
-ONNX has some element-wise operators by their names; all others are written by their expressions.
+Some element-wise operators have a counterpart in ONNX; all others are written operation by
+operation from their scalar expressions.
 """
 
 from __future__ import annotations
@@ -36,12 +37,20 @@ DATA_TYPES = {
     "float64": 11,
 }
 
-#: Writes one node: gets the writer, the node and the names of its operands, gives its output's.
+#: Writes one node: takes the writer, the node and the names of its operands, and returns the name
+#: of its output.
 Write = Callable[["Writer", Node, list[str]], str]
 
 
 class Writer:
-    """Collects what a model consists of."""
+    """Collects the nodes and initializers of a model.
+
+    Attributes:
+        onnx: the package ``onnx``.
+        opset: the version of the operator domain that is written.
+        nodes: ``NodeProto`` in order.
+        initializers: ``TensorProto``.
+    """
 
     def __init__(self, onnx: ModuleType, opset: int) -> None:
         self.onnx = onnx
@@ -52,7 +61,7 @@ class Writer:
         self._names: dict[Value, str] = {}
 
     def fresh(self, name: str) -> str:
-        """The name, or the first of ``name_1``, ``name_2``, ... that nothing has."""
+        """Reserves and returns the first free one of ``name``, ``name_1``, ``name_2``, ..."""
         candidate, count = name, 0
         while candidate in self._taken:
             count += 1
@@ -72,24 +81,26 @@ class Writer:
         return self._names[value]
 
     def bind(self, value: Value, name: str) -> None:
+        """Sets the name of a value that a node or an input has."""
         self._names[value] = name
 
     def constant(self, array: Any, name: str = "constant") -> str:
-        """An initializer."""
+        """Adds an initializer and returns its name."""
         fresh = self.fresh(name)
         data = np.ascontiguousarray(array).reshape(np.shape(array))
         self.initializers.append(self.onnx.numpy_helper.from_array(data, fresh))
         return fresh
 
     def integers(self, values: Sequence[int]) -> str:
+        """Adds a list of int64 as an initializer and returns its name."""
         return self.constant(np.array(list(values), np.int64))
 
     def number(self, value: float, dtype: str) -> str:
-        """A single number of that dtype."""
+        """Adds a scalar of that dtype as an initializer and returns its name."""
         return self.constant(np.array(value, numpy_dtype(dtype)), "number")
 
     def add(self, kind: str, inputs: Sequence[str], name: str | None = None, **given: Any) -> str:
-        """A node with one output, whose name it gives."""
+        """Adds a node with one output and returns the output's name; ``given`` are attributes."""
         output = self.fresh(name or kind.lower())
         node = self.onnx.helper.make_node(kind, list(inputs), [output], name=output, **given)
         self.nodes.append(node)
@@ -99,13 +110,14 @@ class Writer:
         return self.add("Reshape", [x, self.integers(shape)], name, allowzero=0)
 
     def refuse(self, node: Node, reason: str) -> UnsupportedError:
+        """The error of a node that ONNX cannot express."""
         return UnsupportedError(
             f"node {node.name!r} ({node.op}) has no counterpart in ONNX: {reason}"
         )
 
 
 class Writers:
-    """Functions by the operators that they write."""
+    """A registry of functions by the operators that they write, used as a decorator."""
 
     def __init__(self) -> None:
         self._known: dict[type[Operator], Write] = {}
@@ -135,7 +147,7 @@ _PLAIN: dict[type, str] = {
 @writers(*_PLAIN)
 def _plain(writer: Writer, node: Node, inputs: list[str]) -> str:
     if isinstance(node.op, ops.ReLU) and node.output.dtype in INTEGERS:
-        # ONNX has it, but ONNX Runtime has none of int64.
+        # ONNX has Relu of integers, but ONNX Runtime has none of int64.
         return write_expression(writer, node, inputs)
     return writer.add(_PLAIN[type(node.op)], inputs, node.name)
 
@@ -143,16 +155,16 @@ def _plain(writer: Writer, node: Node, inputs: list[str]) -> str:
 @writers(ops.LeakyReLU, ops.ELU, ops.Hardsigmoid, ops.GELU)
 def _with_attributes(writer: Writer, node: Node, inputs: list[str]) -> str:
     op = node.op
-    given: dict[str, Any]
+    attributes: dict[str, Any]
     if isinstance(op, ops.LeakyReLU):
-        kind, given = "LeakyRelu", {"alpha": float(op.negative_slope)}
+        kind, attributes = "LeakyRelu", {"alpha": float(op.negative_slope)}
     elif isinstance(op, ops.ELU):
-        kind, given = "Elu", {"alpha": float(op.alpha)}
+        kind, attributes = "Elu", {"alpha": float(op.alpha)}
     elif isinstance(op, ops.GELU):
-        kind, given = "Gelu", {"approximate": op.approximate}
+        kind, attributes = "Gelu", {"approximate": op.approximate}
     else:
-        kind, given = "HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}
-    return writer.add(kind, inputs, node.name, **given)
+        kind, attributes = "HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}
+    return writer.add(kind, inputs, node.name, **attributes)
 
 
 @writers(ops.ReLU6)
@@ -174,28 +186,31 @@ def _batch_norm(writer: Writer, node: Node, inputs: list[str]) -> str:
 
 @writers(ops.Formula)
 def _formula(writer: Writer, node: Node, inputs: list[str]) -> str:
-    op, given = node.op, node.inputs[0].dtype
-    steps, kind = quantization_of(op), QUANTIZE
-    if steps is None or given != "float32":
-        steps, kind = dequantization_of(op, given), DEQUANTIZE
+    """Writes QuantizeLinear or DequantizeLinear if the formula is one, else its expression."""
+    op, x_dtype = node.op, node.inputs[0].dtype
+    steps, name = quantization_of(op), QUANTIZE
+    if steps is None or x_dtype != "float32":
+        steps, name = dequantization_of(op, x_dtype), DEQUANTIZE
     if steps is not None and writer.opset >= _QUANTIZES_SINCE:
         scale = writer.number(steps.scale, "float32")
-        return writer.add(kind, [*inputs, scale, writer.number(steps.zero, steps.dtype)], node.name)
+        return writer.add(name, [*inputs, scale, writer.number(steps.zero, steps.dtype)], node.name)
     if op == PER_CHANNEL and writer.opset >= _QUANTIZES_BY_AXIS:
-        whole, scales, zeros = node.inputs
+        quantized, scales, zeros = node.inputs
         if isinstance(scales, Constant) and isinstance(zeros, Constant):
-            along = (whole.shape[0], *(1,) * (whole.type.rank - 1))
-            is_one = scales.type.size == zeros.type.size == 1
-            if is_one or scales.shape == zeros.shape == along:
-                to = () if is_one else (-1,)
-                numbers = scales.data.reshape(to), zeros.data.reshape(to).astype(whole.dtype)
+            per_channel = (quantized.shape[0], *(1,) * (quantized.type.rank - 1))
+            is_per_tensor = scales.type.size == zeros.type.size == 1
+            if is_per_tensor or scales.shape == zeros.shape == per_channel:
+                to = () if is_per_tensor else (-1,)
+                numbers = scales.data.reshape(to), zeros.data.reshape(to).astype(quantized.dtype)
                 named = map(writer.constant, numbers, (scales.name, zeros.name))
-                axis = {} if is_one else {"axis": 0}
+                axis = {} if is_per_tensor else {"axis": 0}
                 return writer.add(DEQUANTIZE, [inputs[0], *named], node.name, **axis)
     return write_expression(writer, node, inputs)
 
 
+#: The first opsets with QuantizeLinear, and with its attribute ``axis``.
 _QUANTIZES_SINCE, _QUANTIZES_BY_AXIS = 10, 13
+#: Operations of scalar expressions -> ONNX's operators.
 _OPERATIONS = {
     **{"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "neg": "Neg", "abs": "Abs"},
     **{"maximum": "Max", "minimum": "Min", "floor": "Floor", "round": "Round", "sqrt": "Sqrt"},
@@ -207,7 +222,7 @@ _OPERATIONS = {
 
 
 def write_expression(writer: Writer, node: Node, inputs: list[str]) -> str:
-    """Any element-wise operator, operation by operation."""
+    """Writes any element-wise operator, one ONNX node for each operation of its expression."""
     op = node.op
     assert isinstance(op, Elementwise)
     computed = op.computed_in([value.dtype for value in node.inputs]) or "float32"
@@ -216,23 +231,23 @@ def write_expression(writer: Writer, node: Node, inputs: list[str]) -> str:
         _operand(writer, value, name, computed, node.output.type.rank if i >= split else None)
         for i, (value, name) in enumerate(zip(node.inputs, inputs, strict=True))
     ]
-    found: list[str] = []
+    results: list[str] = []
     lines = op.lines
-    # What a quotient that was rounded down leaves is right only if it is not rounded on the way.
+    # A remainder, which subtracts a floored quotient times the divisor, must not round the product.
     exact = any(line.op == "floor" for line in lines)
     for line in lines:
-        given = [found[i] for i in line.operands]
+        operand_names = [results[i] for i in line.operands]
         if line.op == "argument":
-            found.append(operands[int(line.value or 0)])
+            results.append(operands[int(line.value or 0)])
         elif line.op == "constant":
             value = float(line.value or 0.0)
-            found.append(writer.number(value if computed in FLOATS else int(value), computed))
+            results.append(writer.number(value if computed in FLOATS else int(value), computed))
         elif line.op == "fma" and exact:
-            found.append(_exact_fma(writer, given, computed))
+            results.append(_exact_fma(writer, operand_names, computed))
         else:
-            found.append(_operation(writer, line.op, given, computed))
-    result = found[-1]
-    if node.output.dtype in BYTES:  # which saturate, and a cast in ONNX need not
+            results.append(_operation(writer, line.op, operand_names, computed))
+    result = results[-1]
+    if node.output.dtype in BYTES:  # int8 and uint8 saturate, which a cast in ONNX need not do
         bounds = np.iinfo(node.output.dtype)
         limits = [writer.number(bound, computed) for bound in (bounds.min, bounds.max)]
         result = writer.add("Clip", [result, *limits])
@@ -242,6 +257,7 @@ def write_expression(writer: Writer, node: Node, inputs: list[str]) -> str:
 
 
 def _operation(writer: Writer, op: str, given: Sequence[str], dtype: str) -> str:
+    """Writes one operation of a scalar expression, computed in ``dtype``."""
     if op == "fma":
         return writer.add("Add", [writer.add("Mul", given[:2]), given[2]])
     if op == "expm1":
@@ -252,15 +268,18 @@ def _operation(writer: Writer, op: str, given: Sequence[str], dtype: str) -> str
 
 
 def _exact_fma(writer: Writer, given: Sequence[str], dtype: str) -> str:
-    """A fused multiply-add, by way of float64, which has all digits of the product."""
+    """Writes a fused multiply-add in float64, which holds the product of float32 exactly."""
     a, b, c = (writer.add("Cast", [name], to=DATA_TYPES["float64"]) for name in given)
     total = writer.add("Add", [writer.add("Mul", [a, b]), c])
     return writer.add("Cast", [total], to=DATA_TYPES[dtype])
 
 
 def _operand(writer: Writer, value: Value, name: str, dtype: str, rank: int | None) -> str:
-    """An operand in the dtype that is computed in; a vector (``rank`` is the output's) along the
-    channels."""
+    """Returns the name of an operand, cast to the dtype that is computed in.
+
+    ``rank`` is the output's rank for a channel vector, which is reshaped to broadcast along axis 1;
+    None for other operands.
+    """
     if rank is not None and rank != 2:
         shape = (*value.shape, *(1,) * (rank - 2))
         if isinstance(value, Constant):

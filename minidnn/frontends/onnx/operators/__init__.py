@@ -1,4 +1,8 @@
-"""What converts the nodes of each kind: one file per family, found by :data:`CONVERTERS`."""
+"""Converters of ONNX's operators to graph operators: one file per family.
+
+:data:`CONVERTERS` has them by name.  A converter's docstring is its note in the documentation's
+table of operators.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from minidnn.frontends.onnx.operators import (
     resize,
 )
 
-#: Converters by ONNX's operator names, in order.
+#: Converters by ONNX's operator names, sorted.
 CONVERTERS: dict[str, Converter] = dict(
     sorted(
         (name, converter)
@@ -29,7 +33,7 @@ CONVERTERS: dict[str, Converter] = dict(
     )
 )
 
-#: Converters of domains other than ONNX's own.
+#: Converters of domains other than ONNX's own, by domain and operator name.
 OTHER_DOMAINS: dict[str, dict[str, Converter]] = {microsoft.DOMAIN: microsoft.CONVERTERS}
 
 __all__ = ["CONVERTERS", "OTHER_DOMAINS", "Converter"]

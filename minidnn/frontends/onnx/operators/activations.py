@@ -1,4 +1,4 @@
-"""Element-wise operators of one operand, with attributes."""
+"""Element-wise operators of one operand: activations, math functions, Clip, Dropout."""
 
 from __future__ import annotations
 
@@ -47,17 +47,20 @@ from minidnn.graph.types import FLOATS, INTEGERS
 _family = Family("element-wise")
 CONVERTERS = _family.converters
 
-#: What bounds Clip before opset 11 unless it is told otherwise: infinities are clipped, too.
+#: The default bounds of Clip before opset 11: the largest float32, so infinities are clipped.
 _LARGEST = 3.4028234663852886e38
 
 
 def _plain(body: Body, op: Operator | None = None) -> Convert:
+    """The converter of an operator without attributes, by its formula or a named operator."""
+
     def convert(call: OnnxCall) -> Value:
         return call.build.pointwise(call.kind, body, call.operand(0), op=op)
 
     return convert
 
 
+#: Operators without attributes: the formula, and the graph's operator of the same meaning.
 _PLAIN: dict[str, tuple[Body, Operator | None]] = {
     "Abs": (abs, None),
     "Acos": (acos, None),
@@ -125,8 +128,8 @@ def _celu(call: OnnxCall) -> Value:
 @_family("HardSigmoid")
 def _hard_sigmoid(call: OnnxCall) -> Value:
     alpha, beta = call.number("alpha", 0.2), call.number("beta", 0.5)
-    own = ops.Hardsigmoid() if beta == 0.5 and abs(alpha - 1 / 6) < 1e-8 else None
-    return _formula(call, lambda x: clip(alpha * x + beta, 0.0, 1.0), own)
+    op = ops.Hardsigmoid() if beta == 0.5 and abs(alpha - 1 / 6) < 1e-8 else None
+    return _formula(call, lambda x: clip(alpha * x + beta, 0.0, 1.0), op)
 
 
 @_family("ThresholdedRelu")
@@ -141,7 +144,7 @@ def _shrink(call: OnnxCall) -> Value:
     bound, bias = call.number("lambd", 0.5), call.number("bias", 0.0)
     dtype = x.dtype
     if dtype in INTEGERS and not (is_whole(bound) and is_whole(bias)):
-        # Whole numbers are compared with fractions, and results cut off.
+        # Integers are compared with fractions, and results truncated.
         x = call.build.cast(x, "float32")
     return call.build.pointwise(
         "Shrink",
@@ -154,8 +157,8 @@ def _shrink(call: OnnxCall) -> Value:
 @_family("Swish")
 def _swish(call: OnnxCall) -> Value:
     alpha = call.number("alpha", 1.0)
-    own = ops.SiLU() if alpha == 1.0 else None
-    return _formula(call, lambda x: x / (1.0 + exp(-alpha * x)), own)
+    op = ops.SiLU() if alpha == 1.0 else None
+    return _formula(call, lambda x: x / (1.0 + exp(-alpha * x)), op)
 
 
 @_family("Gelu")
@@ -179,27 +182,27 @@ def _clip(call: OnnxCall) -> Value:
         if (low, high) == (0.0, 6.0):
             return build.apply(ops.ReLU6(), x)
         return build.pointwise("Clip", lambda x: clip(x, low, high), x)
-    least, most = call.optional(1), call.optional(2)
-    bounds = [value for value in (least, most) if value is not None]
+    low_bound, high_bound = call.optional(1), call.optional(2)
+    bounds = [value for value in (low_bound, high_bound) if value is not None]
     if any(value.type.size != 1 for value in bounds):
         raise call.refuse("its bounds are no single numbers")
     bounds = [build.view(value, ()) for value in bounds]
-    if least is None and most is None:
+    if low_bound is None and high_bound is None:
         return x
-    smooth = x.dtype in FLOATS
-    if smooth and [_known(value) for value in bounds] == [0.0, 6.0]:
+    is_float = x.dtype in FLOATS
+    if is_float and [_known(value) for value in bounds] == [0.0, 6.0]:
         return build.apply(ops.ReLU6(), x)
-    # The derivative at a bound is PyTorch's of clamp.
-    above, below = (at_least, at_most) if smooth else (maximum, minimum)
-    if least is None:
+    # At a bound, the derivative is that of PyTorch's clamp.
+    above, below = (at_least, at_most) if is_float else (maximum, minimum)
+    if low_bound is None:
         return build.pointwise("Clip", below, x, *bounds)
-    if most is None:
+    if high_bound is None:
         return build.pointwise("Clip", above, x, *bounds)
     return build.pointwise("Clip", lambda x, a, b: below(above(x, a), b), x, *bounds)
 
 
 def _known(bound: Value) -> float | None:
-    """The number that a bound is known to be."""
+    """The number of a constant bound, else None."""
     return float(bound.data.reshape(-1)[0]) if isinstance(bound, Constant) else None
 
 
@@ -247,6 +250,7 @@ def _is_inf(call: OnnxCall) -> Value:
 
 
 def _float(call: OnnxCall) -> Value:
+    """The operand, which must be floating-point."""
     x = call.operand(0)
     if x.dtype not in FLOATS:
         raise call.refuse(f"its operand is {x.dtype}")

@@ -1,4 +1,4 @@
-"""Values that are known: constants, shapes, ranges; and branches that a known one chooses."""
+"""Constants: literals, shapes, ranges; and branches that a constant condition chooses."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def _range(call: OnnxCall) -> Value:
     start, limit, delta = (
         call.known(i, what) for i, what in enumerate(("start", "limit", "delta"))
     )
-    call.integer("stash_type", 1)  # computed in no less, and then cast
+    call.integer("stash_type", 1)  # the least precision to compute in; no less is used here
     if start.size != 1 or limit.size != 1 or delta.size != 1 or not delta.reshape(-1)[0]:
         raise GraphError("start, limit and delta must be single numbers, and delta not 0")
     first, last, step = (array.reshape(-1)[0] for array in (start, limit, delta))
     with np.errstate(all="ignore"):
-        # In Python's numbers, which do not overflow.
+        # Python's numbers do not overflow.
         steps = (last.item() - first.item()) / step.item()
     if not np.isfinite(steps):
         raise GraphError(f"from {first} to {last} by {step} it has no end")

@@ -1,4 +1,4 @@
-"""Convolutions and products of matrices."""
+"""Convolutions and matrix products."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from minidnn.graph.types import INTEGERS
 _family = Family("contractions")
 CONVERTERS = _family.converters
 
-#: Products of whole numbers that may stand side by side.
-_MOST_WHOLE_PRODUCTS = 1 << 26
+#: The most elements of the tensor of all products in a matrix product of int32 or int64.
+_MOST_INTEGER_PRODUCTS = 1 << 26
 
 
 @_family("Conv")
@@ -37,6 +37,7 @@ def _conv(call: OnnxCall) -> Value:
 
 
 def spatial_rank(call: OnnxCall, x: Value, weight: Value) -> int:
+    """Returns the number of spatial axes, 1 or 2, of a convolution's operands."""
     spatial = x.type.rank - 2
     if spatial not in (1, 2):
         raise call.refuse(f"it is of {spatial} dimensions; valid are 1 and 2")
@@ -46,11 +47,12 @@ def spatial_rank(call: OnnxCall, x: Value, weight: Value) -> int:
 
 
 def wide(build: Builder, x: Value) -> Value:
-    """(N, C, L) as (N, C, 1, L)."""
+    """Views (N, C, L) as (N, C, 1, L); values of rank 4 stay."""
     return x if x.type.rank == 4 else build.view(x, (*x.shape[:2], 1, x.shape[2]))
 
 
 def narrow(build: Builder, x: Value, spatial: int) -> Value:
+    """Undoes :func:`wide` on a result with ``spatial`` axes."""
     return x if spatial == 2 else build.view(x, (*x.shape[:2], x.shape[3]))
 
 
@@ -63,9 +65,10 @@ def convolution(
     groups: int,
     zero: int = 0,
 ) -> Value:
-    """A convolution of (N, C, H, W); weights that are not known make it a product of matrices.
+    """Returns a convolution of (N, C, H, W).
 
-    ``zero`` is what stands for 0 in an input of whole numbers.
+    A constant weight makes a Conv2d; others make im2col (Unfold2d) and a matrix product.  ``zero``
+    is the zero point of an integer input.
     """
     op = ops.Conv2d(axes.strides, axes.pads, axes.dilations, groups, zero)
     if build.is_known(weight) and (bias is None or isinstance(bias, Constant)):
@@ -73,7 +76,7 @@ def convolution(
     if build.is_known(weight):
         return biased(build, build.apply(op, x, weight), bias)
     (top, bottom), (left, right) = axes.pads
-    # What a convolution with these types and attributes gives, and whether they fit.
+    # Checks the types and attributes, and gives the type of the result.
     (type,) = op.infer(x.type, weight.type)
     batch, _, *size = type.shape
     if zero:
@@ -81,14 +84,15 @@ def convolution(
     padded = build.apply(ops.Pad((0, 0, top, left), (0, 0, bottom, right)), x)
     out, per_group, *kernel = weight.shape
     unfold = ops.Unfold2d((kernel[0], kernel[1]), axes.strides, axes.dilations)
-    terms = per_group * prod(kernel)
-    columns = build.view(build.apply(unfold, padded), (batch, groups, terms, prod(size)))
-    rows = build.view(weight, (1, groups, out // groups, terms))
+    reduction_size = per_group * prod(kernel)
+    columns = build.view(build.apply(unfold, padded), (batch, groups, reduction_size, prod(size)))
+    rows = build.view(weight, (1, groups, out // groups, reduction_size))
     product = build.apply(ops.MatMul(), rows, columns)
     return biased(build, build.view(product, type.shape), bias)
 
 
 def biased(build: Builder, x: Value, bias: Value | None) -> Value:
+    """Returns ``x`` with a bias, one number per channel, if there is one."""
     if bias is None:
         return x
     if bias.shape != x.shape[1:2]:
@@ -106,10 +110,10 @@ def _conv_transpose(call: OnnxCall) -> Value:
     groups = call.integer("group", 1)
     build = call.build
     sizes, kernel = x.shape[2:], weight.shape[2:]
-    across = spatial_axes(call, sizes, kernel, transposed=True)
-    phases = prod(across.strides)
+    window = spatial_axes(call, sizes, kernel, transposed=True)
+    phases = prod(window.strides)
     if phases > MOST_PHASES:
-        raise call.refuse(f"strides {across.strides} make {phases} phases; known are {MOST_PHASES}")
+        raise call.refuse(f"strides {window.strides} make {phases} phases; known are {MOST_PHASES}")
 
     def convolve(op: ops.Conv2d, x: Value, weight: Value, bias: Value | None) -> Value:
         axes = SpatialAxes(op.stride, op.padding, op.dilation)
@@ -119,9 +123,9 @@ def _conv_transpose(call: OnnxCall) -> Value:
         wide(build, x),
         wide(build, weight),
         bias,
-        stride=across.strides,
-        cut=across.pads,
-        dilation=across.dilations,
+        stride=window.strides,
+        cut=window.pads,
+        dilation=window.dilations,
         groups=groups,
         apply=build.apply,
         convolve=convolve,
@@ -139,7 +143,7 @@ def _matmul(call: OnnxCall) -> Value:
 def matmul(
     build: Builder, a: Value, b: Value, product: Callable[[Builder, Value, Value], Value]
 ) -> Value:
-    """As NumPy's matmul of operands of any rank from 1 on, by a product of those of rank 2."""
+    """Returns NumPy's matmul of operands of any rank from 1; ``product`` gets rank 2 or more."""
     if a.type.rank == 0 or b.type.rank == 0:
         raise GraphError(f"operands have shapes {a.shape} and {b.shape}; valid is rank 1 or more")
     left = build.view(a, (1, *a.shape)) if a.type.rank == 1 else a
@@ -154,27 +158,28 @@ def matmul(
 
 
 def product(build: Builder, a: Value, b: Value) -> Value:
-    """``a @ b``; by a matrix that is known it is a linear layer."""
+    """Returns ``a @ b``: a Linear if ``b`` is a constant matrix, else a MatMul."""
     if a.dtype in INTEGERS:
-        return _whole_product(build, a, b)
+        return _integer_product(build, a, b)
     (type,) = ops.MatMul().infer(a.type, b.type)
-    if a.shape[-1] == 0:  # sums of nothing
+    if a.shape[-1] == 0:  # empty sums
         return build.filled(type.shape, 0, type.dtype)
     if isinstance(b, Constant) and b.type.rank == 2 and not isinstance(a, Constant):
-        turned = build.transpose(b, (1, 0))
-        weight = build.unfolded(turned) if build.dequantized(a) else turned
+        transposed = build.transpose(b, (1, 0))
+        weight = build.unfolded(transposed) if build.dequantized(a) else transposed
         return build.apply(ops.Linear(), a, weight)
     return build.apply(ops.MatMul(), a, b)
 
 
-def _whole_product(build: Builder, a: Value, b: Value) -> Value:
-    """``a @ b`` of whole numbers, for which there are no contractions: all products, then sums."""
+def _integer_product(build: Builder, a: Value, b: Value) -> Value:
+    """Returns ``a @ b`` of int32 or int64, for which there are no contraction kernels: the tensor
+    of all products, then a sum over its reduction axis."""
     left = build.view(a, (*a.shape, 1))
     right = build.view(b, (*b.shape[:-2], 1, *b.shape[-2:]))
     shape = np.broadcast_shapes(left.shape, right.shape)
     if a.shape[-1] != b.shape[-2]:
         raise GraphError(f"operands have shapes {a.shape} and {b.shape}, which do not fit")
-    if prod(shape) > _MOST_WHOLE_PRODUCTS:
+    if prod(shape) > _MOST_INTEGER_PRODUCTS:
         raise NotConverted(f"its operands are {a.dtype} and make {prod(shape)} products")
     products = build.pointwise("Mul", lambda x, y: x * y, left, right, op=ops.Mul())
     return build.apply(ops.Reduce("sum", (len(shape) - 2,)), products)
@@ -189,19 +194,19 @@ def _gemm(call: OnnxCall) -> Value:
         call.flag("broadcast")
     if call.flag("transA"):
         a = build.transpose(a, (1, 0))
-    turned = call.flag("transB")
-    shape = b.shape[::-1] if turned else b.shape
+    is_transposed = call.flag("transB")
+    shape = b.shape[::-1] if is_transposed else b.shape
     if a.type.rank != 2 or b.type.rank != 2 or a.shape[1] != shape[0]:
         raise GraphError(f"operands have shapes {a.shape} and {shape}; valid are matrices")
     if a.dtype in INTEGERS and not (is_whole(alpha) and is_whole(beta)):
         raise call.refuse(f"its operands are {a.dtype} with alpha={alpha}, beta={beta}")
-    full = (a.shape[0], shape[1])
-    if c is not None and not broadcasts_to(c.shape, full):
-        raise GraphError(f"C has shape {c.shape}, which does not broadcast to {full}")
+    out_shape = (a.shape[0], shape[1])
+    if c is not None and not broadcasts_to(c.shape, out_shape):
+        raise GraphError(f"C has shape {c.shape}, which does not broadcast to {out_shape}")
     bias = _scaled(build, c, beta)
     if _is_weight(a, b, shape):
         weight = _scaled(build, b, alpha) or b
-        weight = weight if turned else build.transpose(weight, (1, 0))
+        weight = weight if is_transposed else build.transpose(weight, (1, 0))
         if build.dequantized(a):
             weight = build.unfolded(weight)
         vector = _as_bias(bias, shape[1])
@@ -209,7 +214,7 @@ def _gemm(call: OnnxCall) -> Value:
             return build.apply(ops.Linear(), a, weight, build.constant(vector))
         out = build.apply(ops.Linear(), a, weight)
     else:
-        out = product(build, a, build.transpose(b, (1, 0)) if turned else b)
+        out = product(build, a, build.transpose(b, (1, 0)) if is_transposed else b)
         out = _scaled(build, out, alpha) or out
     if bias is None:
         return out
@@ -217,19 +222,20 @@ def _gemm(call: OnnxCall) -> Value:
 
 
 def _is_weight(a: Value, b: Value, shape: Sequence[int]) -> bool:
-    """Whether a product with ``b``, turned to ``shape``, is a linear layer."""
-    known = isinstance(b, Constant) and not isinstance(a, Constant)
-    return known and a.dtype not in INTEGERS and shape[0] > 0
+    """Whether a product with ``b``, of ``shape`` once transposed, can be a Linear."""
+    is_constant = isinstance(b, Constant) and not isinstance(a, Constant)
+    return is_constant and a.dtype not in INTEGERS and shape[0] > 0
 
 
 def _scaled(build: Builder, x: Value | None, factor: float) -> Value | None:
+    """A value times a factor; None for None."""
     if x is None or factor == 1.0:
         return x
     return build.pointwise("Scale", lambda a: a * factor, x)
 
 
 def _as_bias(c: Value | None, features: int) -> np.ndarray | None:
-    """A known addend as one number per feature, if it is the same for all rows."""
+    """A constant addend as a bias, one number per feature; None if its rows may differ."""
     if not isinstance(c, Constant) or prod(c.shape[:-1]) != 1:
         return None
     return np.array(np.broadcast_to(c.data.reshape(c.shape[-1:]), (features,)))

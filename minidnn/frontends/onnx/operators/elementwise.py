@@ -1,4 +1,4 @@
-"""Element-wise operators of two operands and more."""
+"""Element-wise operators of two or more operands, and casts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONVERTERS = _family.converters
 
 
 def _operands(call: OnnxCall) -> tuple[Value, Value]:
-    """Two operands; before opset 7 the second's axes may begin at ``axis`` of the first."""
+    """The two operands; before opset 7 the second is aligned at the first one's ``axis``."""
     a, b = call.operand(0), call.operand(1)
     if call.opset >= 7:
         return a, b
@@ -43,6 +43,8 @@ def _operands(call: OnnxCall) -> tuple[Value, Value]:
 
 
 def _binary(name: str, body: Body, op: Operator | None = None, dtype: str | None = None) -> None:
+    """Registers an operator of two operands, with a named graph operator if there is one."""
+
     def convert(call: OnnxCall) -> Value:
         a, b = _operands(call)
         return call.build.pointwise(call.kind, body, a, b, dtype=dtype, op=op)
@@ -86,10 +88,12 @@ def _not(call: OnnxCall) -> Value:
     return call.build.pointwise("Not", lambda a: 1.0 - a, call.operand(0), dtype="bool")
 
 
-def _variadic(name: str, join: Callable[[Expression, Expression], Expression]) -> None:
+def _variadic(name: str, combine: Callable[[Expression, Expression], Expression]) -> None:
+    """Registers an operator that combines any number of operands from left to right."""
+
     def convert(call: OnnxCall) -> Value:
         return call.build.pointwise(
-            call.kind, lambda *each: functools.reduce(join, each), *call.all
+            call.kind, lambda *operands: functools.reduce(combine, operands), *call.all
         )
 
     _family.add(name, convert)
@@ -104,7 +108,7 @@ _variadic("Sum", lambda a, b: a + b)
 def _mean(call: OnnxCall) -> Value:
     count = len(call.all)
     return call.build.pointwise(
-        "Mean", lambda *each: functools.reduce(lambda a, b: a + b, each) / count, *call.all
+        "Mean", lambda *values: functools.reduce(lambda a, b: a + b, values) / count, *call.all
     )
 
 
@@ -126,30 +130,34 @@ def _pow(call: OnnxCall) -> Value:
 def _mod(call: OnnxCall) -> Value:
     """Of floating-point numbers exact for quotients below 2^24."""
     a, b = call.operand(0), call.operand(1)
-    rest = _whole_rest if a.dtype in INTEGERS else _float_rest
+    remainder = _integer_remainder if a.dtype in INTEGERS else _float_rest
     if not call.flag("fmod"):
-        return call.build.pointwise("Mod", lambda a, b: _signed_like(rest(a, b), b), a, b)
-    return call.build.pointwise("Mod", rest, a, b)
+        return call.build.pointwise("Mod", lambda a, b: _signed_like(remainder(a, b), b), a, b)
+    return call.build.pointwise("Mod", remainder, a, b)
 
 
-def _whole_rest(a: Expression, b: Expression) -> Expression:
+def _integer_remainder(a: Expression, b: Expression) -> Expression:
+    """The remainder with the dividend's sign: integer division truncates."""
     return a - (a / b) * b
 
 
 def _signed_like(rest: Expression, b: Expression) -> Expression:
-    """The rest that has the divisor's sign."""
+    """The remainder with the divisor's sign, of one with the dividend's."""
     opposed = (rest < 0) * (b > 0) + (rest > 0) * (b < 0)
     return where(opposed > 0, rest + b, rest)
 
 
 def _float_rest(a: Expression, b: Expression) -> Expression:
-    """The exact rest by one fused multiply-add, put right where the quotient was rounded."""
+    """The remainder with the dividend's sign, by one fused multiply-add and so without rounding.
+
+    It is corrected where the rounded quotient was one too large or too small.
+    """
     size, divisor = abs(a), abs(b)
-    rest = fma(-floor(size / divisor), divisor, size)
-    rest = where(rest < 0.0, rest + divisor, rest)
-    rest = where(rest >= divisor, rest - divisor, rest)
-    rest = where(divisor >= math.inf, size + size * 0.0, rest)
-    return where(a < 0.0, -rest, rest)
+    remainder = fma(-floor(size / divisor), divisor, size)
+    remainder = where(remainder < 0.0, remainder + divisor, remainder)
+    remainder = where(remainder >= divisor, remainder - divisor, remainder)
+    remainder = where(divisor >= math.inf, size + size * 0.0, remainder)
+    return where(a < 0.0, -remainder, remainder)
 
 
 @_family("Where")
@@ -178,6 +186,7 @@ def _cast_like(call: OnnxCall) -> Value:
 
 
 def _converted(call: OnnxCall, x: Value, dtype: str) -> Value:
+    """A value cast to a dtype; integers to int8 or uint8 are refused, since they would wrap."""
     if dtype in BYTES and x.dtype != dtype and (x.dtype in INTEGERS or x.dtype in BYTES):
         raise call.refuse(f"it makes {dtype} of {x.dtype}, which would wrap; valid is a float")
     if x.dtype in FLOATS and dtype in FLOATS and x.dtype != dtype and not isinstance(x, Constant):

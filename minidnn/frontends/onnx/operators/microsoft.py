@@ -1,5 +1,7 @@
-"""Operators of ONNX Runtime's own domain, of which the networks that it quantizes consist beside
-ONNX's: numbers are taken for what they stand for, and the result is rounded to its own."""
+"""Operators of ONNX Runtime's own domain, which it uses, with ONNX's, in networks it quantizes.
+
+Most of them dequantize their operands, compute in float32 and quantize the result.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ CONVERTERS = _family.converters
 
 
 def _number(call: OnnxCall, at: int) -> Value:
-    """What the numbers of an operand stand for, behind which its scale and its zero are."""
+    """The dequantized operand ``at``; its scale and its zero point are the two operands after."""
     build, x, scale = call.build, call.operand(at), call.operand(at + 1)
     if x.dtype not in BYTES or scale.dtype != "float32":
         raise call.refuse(
@@ -36,12 +38,13 @@ def _number(call: OnnxCall, at: int) -> Value:
 
 
 def _rounded(call: OnnxCall, y: Value, at: int, dtype: str) -> Value:
-    """A result as whole numbers, by the scale and the zero that are operands."""
+    """A result quantized to ``dtype``, by the scale ``at`` and the zero point after it."""
     scale, zero = _one(call, call.operand(at), "scale"), _zero(call, at + 1, dtype)
     return call.build.pointwise(QUANTIZE, quantized, y, scale, zero, dtype=dtype)
 
 
 def _zero(call: OnnxCall, at: int, dtype: str) -> Value:
+    """A scalar zero point in float32, by default 0."""
     zero = call.optional(at)
     if zero is None:
         return call.build.filled((), 0, "float32")
@@ -51,12 +54,15 @@ def _zero(call: OnnxCall, at: int, dtype: str) -> Value:
 
 
 def _one(call: OnnxCall, value: Value, what: str) -> Value:
+    """An operand of a single element as a scalar."""
     if value.type.size != 1:
         raise call.refuse(f"its {what} has shape {value.shape}; valid is one number")
     return call.build.view(value, ())
 
 
-def _of_two(title: str, compute: Callable[[Expression, Expression], Expression]) -> None:
+def _add_binary(title: str, compute: Callable[[Expression, Expression], Expression]) -> None:
+    """Registers a quantized element-wise operator of two operands."""
+
     def convert(call: OnnxCall) -> Value:
         result = call.build.pointwise(title, compute, _number(call, 0), _number(call, 3))
         return _rounded(call, result, 6, call.operand(0).dtype)
@@ -64,8 +70,8 @@ def _of_two(title: str, compute: Callable[[Expression, Expression], Expression])
     _family.add(f"QLinear{title}", convert)
 
 
-_of_two("Add", lambda a, b: a + b)
-_of_two("Mul", lambda a, b: a * b)
+_add_binary("Add", lambda a, b: a + b)
+_add_binary("Mul", lambda a, b: a * b)
 
 
 @_family("QLinearSigmoid")
@@ -100,6 +106,7 @@ def _concat(call: OnnxCall) -> Value:
 
 
 def _pooled(call: OnnxCall, pool: Callable[[OnnxCall, Value], Value]) -> Value:
+    """The quantized result of pooling the dequantized operand."""
     if call.flag("channels_last"):
         raise call.refuse("its channels are the last axis")
     return _rounded(call, pool(call, _number(call, 0)), 3, call.operand(0).dtype)
@@ -135,6 +142,7 @@ def _gemm(call: OnnxCall) -> Value:
 
 
 def _turned(call: OnnxCall, at: int, flag: str) -> Value:
+    """A matrix operand, transposed if the attribute ``flag`` says so."""
     value = call.operand(at)
     if value.type.rank != 2:
         raise GraphError(f"its operand {at} has shape {value.shape}; valid are two axes")

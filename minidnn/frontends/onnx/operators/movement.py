@@ -1,4 +1,4 @@
-"""Operators that place elements, or take parts of values: slices, splits, picking, padding."""
+"""Data movement: reshapes, transposes, concatenation, slices, gathers and padding."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _reshape(call: OnnxCall) -> Value:
     if min(shape, default=0) < -1 or shape.count(-1) > 1:
         raise GraphError(f"shape={wanted}; valid are sizes, and -1 at most once")
     if -1 in shape:
-        rest = prod(size for size in shape if size != -1)
-        if not rest or x.type.size % rest:
+        known_size = prod(size for size in shape if size != -1)
+        if not known_size or x.type.size % known_size:
             raise GraphError(f"shape={wanted} does not fit an input {x.shape}")
-        shape[shape.index(-1)] = x.type.size // rest
+        shape[shape.index(-1)] = x.type.size // known_size
     return call.build.view(x, shape)
 
 
@@ -59,8 +59,8 @@ def _squeeze(call: OnnxCall) -> Value:
     dropped = call.axes(axes, x.type.rank)
     if any(x.shape[axis] != 1 for axis in dropped):
         raise GraphError(f"axes={axes} of an input {x.shape}; valid are axes of size 1")
-    kept = [size for axis, size in enumerate(x.shape) if axis not in dropped]
-    return call.build.view(x, kept)
+    sizes = [size for axis, size in enumerate(x.shape) if axis not in dropped]
+    return call.build.view(x, sizes)
 
 
 @_family("Unsqueeze")
@@ -100,11 +100,11 @@ def _expand(call: OnnxCall) -> Value:
     wanted = call.known_ints(1, "shape") or []
     check_shape("its shape", wanted)
     rank = max(len(wanted), x.type.rank)
-    own = [1] * (rank - x.type.rank) + list(x.shape)
-    other = [1] * (rank - len(wanted)) + wanted
-    if any(a != b and 1 not in (a, b) for a, b in zip(own, other, strict=True)):
+    x_sizes = [1] * (rank - x.type.rank) + list(x.shape)
+    wanted_sizes = [1] * (rank - len(wanted)) + wanted
+    if any(a != b and 1 not in (a, b) for a, b in zip(x_sizes, wanted_sizes, strict=True)):
         raise GraphError(f"shape={wanted} and an input {x.shape} do not broadcast")
-    shape = [b if a == 1 else a for a, b in zip(own, other, strict=True)]
+    shape = [b if a == 1 else a for a, b in zip(x_sizes, wanted_sizes, strict=True)]
     return call.build.expand(x, check_shape("its output", shape))
 
 
@@ -155,6 +155,7 @@ def _space_to_depth(call: OnnxCall) -> Value:
 
 
 def _blocks(call: OnnxCall) -> tuple[Value, int]:
+    """The operand (N, C, H, W) and the block size of DepthToSpace and SpaceToDepth."""
     x, block = call.operand(0), call.integer("blocksize", 0)
     if x.type.rank != 4 or block < 1:
         raise GraphError(f"blocksize={block} of an input {x.shape}; valid is rank 4")
@@ -192,9 +193,12 @@ def _slice(call: OnnxCall) -> Value:
 
 
 def _as_slice(start: int, end: int, step: int, size: int) -> slice:
-    """The same in Python, where an end before the first element has no number, and where going
-    back from before the first element takes nothing.  ONNX begins at the first one then: a start
-    "is clamped [...] into the range [0, dims[axes[i]]-1] for negative stepping"."""
+    """Returns ONNX's slice as one of Python's.
+
+    With a negative step, Python has no number for an end before the first element, and a start
+    before the first element takes nothing.  ONNX begins at the first element then: a start "is
+    clamped [...] into the range [0, dims[axes[i]]-1] for negative stepping".
+    """
     if step > 0:
         return slice(start, end, step)
     return slice(max(start, -size), None if end < -size else end, step)
@@ -217,11 +221,11 @@ def _split(call: OnnxCall) -> tuple[Value, ...]:
         sizes = [min(each, max(0, x.shape[axis] - i * each)) for i in range(count)]
     if min(sizes, default=0) < 0 or sum(sizes) != x.shape[axis] or len(sizes) != count:
         raise GraphError(f"split={sizes} of axis {axis} of an input {x.shape}")
-    found, begin = [], 0
+    parts, begin = [], 0
     for size in sizes:
-        found.append(call.build.slice(x, axis, begin if size else 0, size))
+        parts.append(call.build.slice(x, axis, begin if size else 0, size))
         begin += size
-    return tuple(found)
+    return tuple(parts)
 
 
 @_family("Gather")
@@ -233,10 +237,10 @@ def _gather(call: OnnxCall) -> Value:
     build = call.build
     if not isinstance(indices, Constant):
         return build.apply(ops.Gather(axis), x, indices)
-    places, size = indices.data.astype(np.int64), x.shape[axis]
-    if places.size and not -size <= int(places.min()) <= int(places.max()) < size:
-        raise GraphError(f"indices from {places.min()} to {places.max()} of an axis of size {size}")
-    flat = tuple(int(place) % size for place in places.reshape(-1))
+    array, size = indices.data.astype(np.int64), x.shape[axis]
+    if array.size and not -size <= int(array.min()) <= int(array.max()) < size:
+        raise GraphError(f"indices from {array.min()} to {array.max()} of an axis of size {size}")
+    flat = tuple(int(index) % size for index in array.reshape(-1))
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     check_shape("its output", shape)
     if not prod(shape):
@@ -257,8 +261,8 @@ def _pad(call: OnnxCall) -> Value:
         pads, value = call.ints("pads"), call.number("value", 0.0)
         axes = list(range(rank))
     else:
-        pads, given = call.known_ints(1, "pads"), call.maybe_known(2, "constant_value")
-        value = 0.0 if given is None or not given.size else given.reshape(-1)[0].item()
+        pads, constant = call.known_ints(1, "pads"), call.maybe_known(2, "constant_value")
+        value = 0.0 if constant is None or not constant.size else constant.reshape(-1)[0].item()
         value = int(value) if isinstance(value, bool) else value
         listed = call.known_ints(3, "axes")
         axes = list(range(rank)) if listed is None else call.axes(listed, rank)
@@ -267,12 +271,12 @@ def _pad(call: OnnxCall) -> Value:
     before, after = [0] * rank, [0] * rank
     for axis, first, last in zip(axes, pads, pads[len(axes) :], strict=False):
         before[axis], after[axis] = first, last
-    for axis in range(rank):  # below zero, they cut off
+    for axis in range(rank):  # negative pads crop
         cut = (max(0, -before[axis]), max(0, -after[axis]))
-        left = x.shape[axis] - sum(cut)
-        if left < 0:
+        remaining = x.shape[axis] - sum(cut)
+        if remaining < 0:
             raise GraphError(f"pads={pads} cut off more than an input {x.shape} has")
-        x = build.slice(x, axis, cut[0] if left else 0, left)
+        x = build.slice(x, axis, cut[0] if remaining else 0, remaining)
     before, after = [max(0, v) for v in before], [max(0, v) for v in after]
     if not any((*before, *after)):
         return x

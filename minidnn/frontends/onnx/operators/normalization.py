@@ -1,4 +1,4 @@
-"""Normalizations."""
+"""Normalizations: batch, layer, instance, group and local response, and softmax."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ def _batch_norm(call: OnnxCall) -> Value | tuple[Value, ...]:
     training = call.flag("training_mode")
     if call.opset < 7 and not call.flag("is_test"):
         raise call.refuse("it computes statistics (is_test=0); they must be stored")
-    # Before opset 9 each element of an image may have statistics of its own.
+    # Before opset 9 each element of a sample may have statistics of its own (spatial=0).
     spatial = call.opset >= 9 or call.flag("spatial", True)
     if x.type.rank < 1:
         raise GraphError(f"input has shape {x.shape}; valid is (N, C, ...)")
-    own = x.shape
+    x_shape = x.shape
     if x.type.rank == 1:  # "single dimension input of size N in which case C is assumed to be 1"
-        x = build.view(x, (*own, 1))
+        x = build.view(x, (*x_shape, 1))
     vectors = [call.operand(i) for i in range(1, 5)]
     valid = x.shape[1:2] if spatial else x.shape[1:]
     for name, vector in zip(("scale", "B", "mean", "var"), vectors, strict=True):
         if vector.shape != valid:
             raise GraphError(f"{name} has shape {vector.shape}; valid is {valid}")
     if training:
-        out, *moved = _by_own_statistics(call, x, vectors, eps, momentum)
-        return (build.view(out, own), *moved)
+        out, *running = _by_own_statistics(call, x, vectors, eps, momentum)
+        return (build.view(out, x_shape), *running)
     if spatial and all(isinstance(vector, Constant) for vector in vectors):
-        return build.view(build.apply(ops.BatchNorm(eps), x, *vectors), own)
-    return build.view(_normalized_by(build, x, vectors, eps), own)
+        return build.view(build.apply(ops.BatchNorm(eps), x, *vectors), x_shape)
+    return build.view(_normalized_by(build, x, vectors, eps), x_shape)
 
 
 def _normalized_by(build: Builder, x: Value, vectors: list[Value], eps: float) -> Value:
+    """Batch normalization as a formula of values: ``vectors`` are scale, shift, mean, variance."""
     return build.pointwise(
         "BatchNormalization",
         lambda x, scale, shift, mean, var: fma((x - mean) / sqrt(var + eps), scale, shift),
@@ -59,23 +60,26 @@ def _normalized_by(build: Builder, x: Value, vectors: list[Value], eps: float) -
 def _by_own_statistics(
     call: OnnxCall, x: Value, vectors: list[Value], eps: float, momentum: float
 ) -> tuple[Value, ...]:
-    """As in training: by the batch's mean and variance, which also move the stored ones."""
+    """Batch normalization as in training, by the batch's own mean and variance.
+
+    Returns the output, and the running mean and variance after their update.
+    """
     build = call.build
-    over = (0, *range(2, x.type.rank))
-    mean = build.apply(ops.Reduce("mean", over, False), x)
+    axes = (0, *range(2, x.type.rank))
+    mean = build.apply(ops.Reduce("mean", axes, False), x)
     centre = _per_channel(build, mean, x)
     squares = build.pointwise("Square", lambda a, b: (a - b) * (a - b), x, centre)
-    variance = build.apply(ops.Reduce("mean", over, False), squares)
+    variance = build.apply(ops.Reduce("mean", axes, False), squares)
     out = _normalized_by(build, x, [*vectors[:2], mean, variance], eps)
-    moved = [
+    running = [
         build.pointwise("Moved", lambda a, b: a * momentum + b * (1.0 - momentum), old, new)
         for old, new in zip(vectors[2:], (mean, variance), strict=True)
     ]
-    return (out, *moved)
+    return (out, *running)
 
 
 def _per_channel(build: Builder, vector: Value, x: Value) -> Value:
-    """One number for each channel of ``x``, or for each of an image's elements, to broadcast."""
+    """Views numbers per channel of ``x``, or per element of a sample, so that they broadcast."""
     return build.view(vector, (*vector.shape, *(1,) * (x.type.rank - 1 - vector.type.rank)))
 
 
@@ -87,22 +91,22 @@ def _layer_norm(call: OnnxCall) -> tuple[Value, ...]:
     call.integer("stash_type", 1)
     op = ops.LayerNorm(x.type.rank - axis, eps)
     scale, bias = call.operand(1), call.optional(2)
-    rest = [value for value in (scale, bias) if value is not None]
-    for value in rest:
+    parameters = [value for value in (scale, bias) if value is not None]
+    for value in parameters:
         if not broadcasts_to(value.shape, x.shape):
             raise GraphError(f"shape {value.shape} does not broadcast to the input's {x.shape}")
-    if all(value.shape == x.shape[axis:] for value in rest):
-        out = build.apply(op, x, *rest)
+    if all(value.shape == x.shape[axis:] for value in parameters):
+        out = build.apply(op, x, *parameters)
     else:
         out = build.pointwise("Mul", lambda a, b: a * b, build.apply(op, x), scale)
         if bias is not None:
             out = build.pointwise("Add", lambda a, b: a + b, out, bias)
     if not call.wants(1) and not call.wants(2):
         return (out,)
-    over = tuple(range(axis, x.type.rank))
-    mean = build.apply(ops.Reduce("mean", over, True), x)
-    apart = build.pointwise("Square", lambda a, b: (a - b) * (a - b), x, mean)
-    variance = build.apply(ops.Reduce("mean", over, True), apart)
+    axes = tuple(range(axis, x.type.rank))
+    mean = build.apply(ops.Reduce("mean", axes, True), x)
+    squares = build.pointwise("Square", lambda a, b: (a - b) * (a - b), x, mean)
+    variance = build.apply(ops.Reduce("mean", axes, True), squares)
     inverse = build.pointwise("InvStdDev", lambda a: 1.0 / sqrt(a + eps), variance)
     return (out, build.cast(mean, "float32"), build.cast(inverse, "float32"))
 
@@ -125,7 +129,7 @@ def _group_norm(call: OnnxCall) -> Value:
 
 
 def _normalized(call: OnnxCall, x: Value, groups: int, eps: float) -> Value:
-    """Normalized over each group of channels, then scaled and shifted by channel."""
+    """Group normalization with scale and shift per channel; operands per group are expanded."""
     build = call.build
     if x.type.rank < 3 or groups < 1:
         raise GraphError(f"input has shape {x.shape}; valid is (N, C, ...)")
@@ -133,9 +137,9 @@ def _normalized(call: OnnxCall, x: Value, groups: int, eps: float) -> Value:
     for i in (1, 2):
         vector = call.operand(i)
         if vector.shape == (groups,) != x.shape[1:2]:  # one for each group, before opset 21
-            each = build.view(vector, (groups, 1))
-            each = build.expand(each, (groups, x.shape[1] // groups))
-            vector = build.view(each, x.shape[1:2])
+            per_group = build.view(vector, (groups, 1))
+            per_group = build.expand(per_group, (groups, x.shape[1] // groups))
+            vector = build.view(per_group, x.shape[1:2])
         if vector.shape != x.shape[1:2]:
             raise GraphError(f"operand {i} has shape {vector.shape}; valid is {x.shape[1:2]}")
         vectors.append(vector)
@@ -151,8 +155,8 @@ def _lrn(call: OnnxCall) -> Value:
         raise GraphError(f"size={size} of an input {x.shape}; valid is (N, C, ...), 1 to 65536")
     squares = build.pointwise("Square", lambda a: a * a, x)
     channels = build.view(squares, (x.shape[0], 1, x.shape[1], prod(x.shape[2:])))
-    along = WindowAxis(size, 1, ((size - 1) // 2, size - 1 - (size - 1) // 2))
-    window = average_window(along, WindowAxis(1), True, size)
+    across_channels = WindowAxis(size, 1, ((size - 1) // 2, size - 1 - (size - 1) // 2))
+    window = average_window(across_channels, WindowAxis(1), True, size)
     mean = build.view(build.apply(ops.Pool2d(window), channels), x.shape)
     return build.pointwise("LRN", lambda a, m: a / apply("pow", bias + alpha * m, beta), x, mean)
 
@@ -164,12 +168,13 @@ def _softmax(call: OnnxCall) -> Value:
     if call.opset >= 13:
         return _along(call, x, call.axis(call.integer("axis", -1), rank))
     axis = call.axis(call.integer("axis", 1), rank)
-    # Before opset 13 all axes from that one on are taken together.
+    # Before opset 13 all axes from that one on are flattened into one.
     flat = call.build.view(x, (prod(x.shape[:axis]), prod(x.shape[axis:])))
     return call.build.view(_along(call, flat, 1), x.shape)
 
 
 def _along(call: OnnxCall, x: Value, axis: int) -> Value:
+    """Softmax, LogSoftmax or Hardmax (one at the first maximum) along an axis."""
     build = call.build
     if not x.type.size:
         return x
@@ -180,6 +185,6 @@ def _along(call: OnnxCall, x: Value, axis: int) -> Value:
         raise call.refuse(f"axis {axis} of its input {x.shape} is longer than {LONGEST_TABLE}")
     largest = build.apply(ops.ArgMax(axis, True), x)
     shape = [size if d == axis else 1 for d, size in enumerate(x.shape)]
-    places = build.constant(np.arange(x.shape[axis]).reshape(shape))
-    same = build.pointwise("Equal", equal, largest, places, dtype="bool")
-    return build.cast(same, x.dtype)
+    indices = build.constant(np.arange(x.shape[axis]).reshape(shape))
+    is_largest = build.pointwise("Equal", equal, largest, indices, dtype="bool")
+    return build.cast(is_largest, x.dtype)

@@ -1,4 +1,4 @@
-"""Pooling."""
+"""Pooling over one to three spatial axes, by windows over two."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WHOLE = WindowAxis(1)
 
 
 def _axes(call: OnnxCall, x: Value) -> list[WindowAxis]:
-    """The windows along each axis after the channels."""
+    """Reads the window along each spatial axis from the node's attributes."""
     count = x.type.rank - 2
     if count not in (1, 2, 3):
         raise call.refuse(f"it is of {count} dimensions; valid are 1, 2 and 3")
@@ -35,11 +35,11 @@ def _axes(call: OnnxCall, x: Value) -> list[WindowAxis]:
     strides, dilations = steps(call, count)
     pads = window_pads(call, x.shape[2:], kernel, strides, dilations)
     for k, pad, dilation in zip(kernel, pads, dilations, strict=True):
-        reach = dilation * (k - 1) + 1
-        if max(pad) >= reach:
+        extent = dilation * (k - 1) + 1
+        if max(pad) >= extent:
             raise GraphError(
                 f"pads={call.ints('pads')}, kernel_shape={kernel}, dilations={dilations}; valid "
-                f"are pads below the {reach} positions of a window, so that no window lies in the "
+                f"are pads below the {extent} positions of a window, so that no window lies in the "
                 "padding alone"
             )
     strides = strides_within(strides, x.shape[2:], kernel, dilations, pads)
@@ -54,7 +54,10 @@ def _pooled(
     axes: list[WindowAxis],
     pool: Callable[[WindowAxis, WindowAxis], Window],
 ) -> Value:
-    """Windows over one, two or three axes: the first of three after the other two."""
+    """Pools over one, two or three spatial axes; in three dimensions the first axis comes last.
+
+    ``pool`` makes a two-dimensional window of two axes.
+    """
     build = call.build
     batch, channels, *sizes = x.shape
 
@@ -75,7 +78,7 @@ def _pooled(
 
 
 def _operator(window: Window) -> Operator:
-    """The operator that PyTorch has, too, where it does; else any window."""
+    """The operator of a window: MaxPool2d or AvgPool2d where these can say it, else Pool2d."""
     axes = window.whole
     kernel, stride = _pair(axes, "kernel"), _pair(axes, "stride")
     even = all(a.padding[0] == a.padding[1] and 2 * a.padding[0] <= a.kernel for a in axes)
@@ -106,7 +109,10 @@ def _max_pool(call: OnnxCall) -> tuple[Value, ...]:
 
 
 def _places(call: OnnxCall, x: Value, axes: list[WindowAxis], by_columns: bool) -> Value:
-    """Where in the whole input each maximum lies: the windows side by side, and their largest."""
+    """The index of each maximum in the flattened input: ArgMax over the unfolded windows.
+
+    ``by_columns``: whether indices count a plane column by column (``storage_order``).
+    """
     build = call.build
     if len(axes) == 3:
         raise call.refuse("its output of places is of 3 dimensions")
@@ -119,7 +125,7 @@ def _places(call: OnnxCall, x: Value, axes: list[WindowAxis], by_columns: bool) 
         for axis, out, size in zip((rows, columns), sizes, (height, width), strict=True)
     ]
     before = (0, 0, rows.padding[0], columns.padding[0])
-    if any((*before, *ends)):  # what minus infinity pads is no maximum, not even beside itself
+    if any((*before, *ends)):  # padding, minus infinity, must lose to elements of minus infinity
         lowest = float(np.finfo(np.dtype(x.dtype)).min)
         x = build.pointwise("Lowest", lambda a: maximum(a, lowest), x)
     padded = build.apply(ops.Pad(before, (0, 0, *ends), value=-inf), build.view(x, shape))
@@ -131,24 +137,24 @@ def _places(call: OnnxCall, x: Value, axes: list[WindowAxis], by_columns: bool) 
         ),
         padded,
     )
-    if windows.shape[4:] != sizes:  # the last elements that padding made are no windows
+    if windows.shape[4:] != sizes:  # padding may make more windows than there are outputs
         windows = build.slice(build.slice(windows, 4, 0, sizes[0]), 5, 0, sizes[1])
     taps = rows.kernel * columns.kernel
     tap = build.apply(ops.ArgMax(2), build.view(windows, (*shape[:2], taps, *sizes)))
     down, across = (1, height) if by_columns else (width, 1)
-    within = np.add.outer(
+    tap_offsets = np.add.outer(
         np.arange(rows.kernel) * rows.dilation * down,
         np.arange(columns.kernel) * columns.dilation * across,
     )
-    inside = build.apply(ops.Gather(0), build.constant(within.reshape(-1)), tap)
-    first = np.add.outer(
+    offset = build.apply(ops.Gather(0), build.constant(tap_offsets.reshape(-1)), tap)
+    window_offsets = np.add.outer(
         rows.first(0) * down + np.arange(sizes[0]) * rows.stride * down,
         columns.first(0) * across + np.arange(sizes[1]) * columns.stride * across,
     )
-    planes = np.arange(shape[0] * shape[1]).reshape(*shape[:2], 1, 1) * (height * width)
-    begin = build.constant(np.asarray(planes + first, np.int64))
-    found = build.pointwise("Add", lambda a, b: a + b, inside, begin, op=ops.Add())
-    return build.view(found, (*shape[:2], *sizes[2 - len(axes) :]))
+    plane_offsets = np.arange(shape[0] * shape[1]).reshape(*shape[:2], 1, 1) * (height * width)
+    window_start = build.constant(np.asarray(plane_offsets + window_offsets, np.int64))
+    indices = build.pointwise("Add", lambda a, b: a + b, offset, window_start, op=ops.Add())
+    return build.view(indices, (*shape[:2], *sizes[2 - len(axes) :]))
 
 
 @_family("AveragePool")
@@ -158,7 +164,7 @@ def _average_pool(call: OnnxCall) -> Value:
 
 
 def average_pool(call: OnnxCall, x: Value) -> Value:
-    """The averages of the windows that a node tells of."""
+    """The average pooling of a value, with the node's attributes."""
     pool = partial(average_window, count_padding=call.flag("count_include_pad"))
     return _pooled(call, x, _axes(call, x), pool)
 
@@ -169,7 +175,7 @@ def _global_average_pool(call: OnnxCall) -> Value:
 
 
 def global_average_pool(call: OnnxCall, x: Value) -> Value:
-    """The average of each channel."""
+    """The average of each channel over the spatial axes, which are kept with size 1."""
     if x.type.rank == 4:
         return call.build.apply(ops.AdaptiveAvgPool2d((1, 1)), x)
     return call.build.apply(ops.Reduce("mean", _spatial(x), True), x)
@@ -182,6 +188,7 @@ def _global_max_pool(call: OnnxCall) -> Value:
 
 
 def _spatial(x: Value) -> tuple[int, ...]:
+    """The axes after batch and channels."""
     if x.type.rank < 2:
         raise GraphError(f"input has shape {x.shape}; valid is (N, C, ...)")
     return tuple(range(2, x.type.rank))

@@ -1,4 +1,9 @@
-"""Numbers that are stored with few bits: what they stand for, and sums of their products."""
+"""Quantization: QuantizeLinear and DequantizeLinear, and contractions of int8 and uint8.
+
+A quantized element is an integer that stands for ``(integer - zero point) * scale``.  Contractions
+accumulate products in int32; the zero point of the input is an attribute of the contraction, and
+that of the weight is subtracted from the weight.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +39,12 @@ def _dequantize(call: OnnxCall) -> Value:
     """int16, uint16 and 4 bits of constants alone, float8 not at all."""
     build, x = call.build, call.operand(0)
     scale, zero = _steps(call, x)
-    given = call.integer("output_dtype", 0)
-    kind = call.operand(1).dtype
-    dtype = dtype_of(given, "attribute 'output_dtype'") if given else kind
+    output_type = call.integer("output_dtype", 0)
+    scale_dtype = call.operand(1).dtype
+    dtype = dtype_of(output_type, "attribute 'output_dtype'") if output_type else scale_dtype
     if isinstance(x, Constant) and isinstance(scale, Constant) and _is_known(zero):
-        return _known_numbers(build, x, scale, zero, kind, dtype)
-    operands = [build.cast(each, "float32") for each in (scale, zero)]
+        return _dequantized_constant(build, x, scale, zero, scale_dtype, dtype)
+    operands = [build.cast(value, "float32") for value in (scale, zero)]
     out = build.pointwise(DEQUANTIZE, dequantized, x, *operands, compute="float32")
     return build.cast(out, dtype)
 
@@ -48,10 +53,14 @@ def _is_known(value: Value) -> bool:
     return isinstance(value, Constant)
 
 
-def _known_numbers(
+def _dequantized_constant(
     build: Builder, x: Constant, scale: Constant, zero: Value, kind: str, dtype: str
 ) -> Value:
-    """The numbers of a constant, which are not computed where its bytes are read instead."""
+    """A dequantized constant, computed when it is first read.
+
+    Of int8 and uint8 to float32, the builder keeps the operands, so that a pass can read the bytes
+    instead.
+    """
     assert isinstance(zero, Constant)
     build.spend(DEQUANTIZE, x.type.size * numpy_dtype(dtype).itemsize)
     shape = np.broadcast_shapes(x.shape, zero.shape, scale.shape)
@@ -59,22 +68,24 @@ def _known_numbers(
     value = build.later(TensorType(shape, dtype), compute)
     if x.dtype not in BYTES or dtype != "float32" or kind != "float32":
         return value
-    rank = (1,) * x.type.rank
+    scalar_shape = (1,) * x.type.rank
     operands = [
         build.constant(
-            each.data.astype(np.float32).reshape(rank if each.shape == () else each.shape)
+            operand.data.astype(np.float32).reshape(
+                scalar_shape if operand.shape == () else operand.shape
+            )
         )
-        for each in (scale, zero)
-        if isinstance(each, Constant)
+        for operand in (scale, zero)
+        if isinstance(operand, Constant)
     ]
     return build.keep(value, PER_CHANNEL, x, *operands)
 
 
 def _numbers_of(x: Constant, scale: Constant, zero: Constant, kind: str, dtype: str) -> np.ndarray:
-    """What the bytes of a constant stand for, rounded where ONNX says so."""
-    whole = x.data.astype(np.int64) - zero.data.astype(np.int64)
+    """The dequantized array: computed in the scale's dtype ``kind``, and then cast, as in ONNX."""
+    steps = x.data.astype(np.int64) - zero.data.astype(np.int64)
     with np.errstate(over="ignore"):
-        return (whole.astype(kind) * scale.data.astype(kind)).astype(numpy_dtype(dtype))
+        return (steps.astype(kind) * scale.data.astype(kind)).astype(numpy_dtype(dtype))
 
 
 @_family("QuantizeLinear")
@@ -82,8 +93,8 @@ def _quantize(call: OnnxCall) -> Value:
     """Of float32 to int8 and uint8."""
     build, x = call.build, call.operand(0)
     zero = call.optional(2)
-    given = call.integer("output_dtype", 0)
-    dtype = dtype_of(given, "attribute 'output_dtype'") if given else "uint8"
+    output_type = call.integer("output_dtype", 0)
+    dtype = dtype_of(output_type, "attribute 'output_dtype'") if output_type else "uint8"
     dtype = dtype if zero is None else build.dtype(zero)
     call.integer("saturate", 1)
     if dtype not in BYTES or x.dtype != "float32" or call.operand(1).dtype != "float32":
@@ -99,11 +110,14 @@ def _quantize(call: OnnxCall) -> Value:
 
 
 def _steps(call: OnnxCall, x: Value) -> tuple[Value, Value]:
-    """The scale and the zero point of a node, to broadcast with its input."""
+    """The scale and the zero point of a node, as they broadcast with its input.
+
+    They are per tensor, per channel along ``axis``, or per block along it.
+    """
     build, scale, zero = call.build, call.operand(1), call.optional(2)
     axis, block = call.integer("axis", 1), call.integer("block_size", 0)
-    single = zero is not None and zero.type.size == scale.type.size == 1
-    if zero is not None and zero.shape != scale.shape and not single:
+    both_scalar = zero is not None and zero.type.size == scale.type.size == 1
+    if zero is not None and zero.shape != scale.shape and not both_scalar:
         raise GraphError(
             f"its zero point has shape {zero.shape}; valid is {scale.shape}, as its scale"
         )
@@ -119,14 +133,14 @@ def _steps(call: OnnxCall, x: Value) -> tuple[Value, Value]:
             f"its scale has shape {scale.shape}; valid is (), or ({x.shape[axis]},) for axis "
             f"{axis} of its input {x.shape}"
         )
-    along = (1,) * axis + scale.shape + (1,) * (x.type.rank - 1 - axis)
-    return build.view(scale, along), build.view(zero, along)
+    broadcast_shape = (1,) * axis + scale.shape + (1,) * (x.type.rank - 1 - axis)
+    return build.view(scale, broadcast_shape), build.view(zero, broadcast_shape)
 
 
 def _repeated(
     call: OnnxCall, shape: tuple[int, ...], axis: int, block: int, value: Value, what: str
 ) -> Value:
-    """Known scales or zero points of blocks along an axis, each repeated over its block."""
+    """Constant scales or zero points per block along an axis, each repeated over its block."""
     array = call.data(value, what)
     blocks = tuple(-(-n // block) if d == axis else n for d, n in enumerate(shape))
     if block < 1 or array.shape != blocks:
@@ -143,23 +157,24 @@ def _dynamic(call: OnnxCall) -> tuple[Value, ...]:
     axes = tuple(range(x.type.rank))
     if not x.type.size or not axes:
         raise call.refuse(f"its input is {x.type}, which has no range")
-    largest, least = (build.apply(ops.Reduce(how, axes), x) for how in ("max", "min"))
+    largest, smallest = (build.apply(ops.Reduce(how, axes), x) for how in ("max", "min"))
     scale = build.pointwise(
         "Scale",
         lambda a, b: _range(maximum(a, 0.0) - minimum(b, 0.0)) / 255.0,
-        *(largest, least),
+        *(largest, smallest),
     )
     zero = build.pointwise(
         "ZeroPoint",
         lambda b, s: rint(minimum(maximum((0.0 - minimum(b, 0.0)) / s, 0.0), 255.0)),
-        *(least, scale),
+        *(smallest, scale),
         dtype="uint8",
     )
-    whole = build.cast(zero, "float32")
-    return build.pointwise(QUANTIZE, quantized, x, scale, whole, dtype="uint8"), scale, zero
+    zero_float = build.cast(zero, "float32")
+    return build.pointwise(QUANTIZE, quantized, x, scale, zero_float, dtype="uint8"), scale, zero
 
 
 def _range(size: Any) -> Any:
+    """The range of values, 1 if it is empty, so that the scale is not 0."""
     return where(size > 0.0, size, 1.0)
 
 
@@ -187,7 +202,7 @@ def _convolved(
     weight_zero: Value | None,
     bias: Value | None,
 ) -> Value:
-    """The sums of products of whole numbers without their zeros, in int32."""
+    """The convolution of integers less their zero points, with a bias, in int32."""
     build, spatial = call.build, spatial_rank(call, x, weight)
     axes = spatial_axes(call, x.shape[2:], weight.shape[2:])
     groups = call.integer("group", 1)
@@ -220,45 +235,46 @@ def product(
     b_zero: Value | None,
     bias: Value | None = None,
 ) -> Value:
-    """The sums of products of matrices of whole numbers without their zeros, in int32, and a bias
-    of them."""
+    """Returns the matrix product of integers less their zero points, plus a bias, in int32."""
     if a_zero is not None and a_zero.type.size > 1:  # one for each row
         a_zero = build.view(a_zero, (*a_zero.shape, 1)) if a_zero.type.rank == 1 else a_zero
     right = _without_zero(build, b, b_zero, None)
     zero, left = _with_zero(build, a, a_zero)
 
-    known = isinstance(right, Constant) and right.type.rank == 2
-    first = known and isinstance(bias, Constant) and bias.shape == right.shape[1:]
+    is_linear = isinstance(right, Constant) and right.type.rank == 2
+    fuses_bias = is_linear and isinstance(bias, Constant) and bias.shape == right.shape[1:]
 
     def multiply(build: Builder, a: Value, b: Value) -> Value:
         if isinstance(b, Constant) and b.type.rank == 2:
-            terms = [bias] if first and bias is not None else []
+            terms = [bias] if fuses_bias and bias is not None else []
             return build.apply(ops.Linear(zero), a, build.transpose(b, (1, 0)), *terms)
-        whole = build.pointwise("WithoutZero", lambda x: x - float(zero), a, dtype="int32")
-        return build.apply(ops.MatMul(), whole if zero else a, b)
+        shifted = build.pointwise("WithoutZero", lambda x: x - float(zero), a, dtype="int32")
+        return build.apply(ops.MatMul(), shifted if zero else a, b)
 
     sums = matmul(build, left, right, multiply)
-    if bias is None or first:
+    if bias is None or fuses_bias:
         return sums
     return build.pointwise("Add", lambda a, b: a + b, sums, bias, dtype="int32")
 
 
 def _with_zero(build: Builder, x: Value, zero: Value | None) -> tuple[int, Value]:
-    """What stands for 0 in a value, and the value; in int32 without its zeros where they are not
-    known, or several."""
+    """Returns the zero point of an input as a number, and the input.
+
+    A zero point that is no constant scalar is subtracted, in int32, and 0 returned.
+    """
     if zero is None:
         return 0, x
     if isinstance(zero, Constant) and zero.type.size == 1:
         return int(zero.data.reshape(-1)[0]), x
     shape = () if zero.type.size == 1 else zero.shape
-    whole = build.view(zero, shape)
-    return 0, build.pointwise("WithoutZero", lambda a, z: a - z, x, whole, dtype="int32")
+    zero_view = build.view(zero, shape)
+    return 0, build.pointwise("WithoutZero", lambda a, z: a - z, x, zero_view, dtype="int32")
 
 
 def _without_zero(build: Builder, x: Value, zero: Value | None, axis: int | None) -> Value:
-    """A weight less its zeros: bytes where it is known and they fit int8, else int32.
+    """Returns a weight less its zero points: int8 if it is constant and they fit, else int32.
 
-    ``axis``: along which its zeros are; None for the last.
+    ``axis`` is the axis along which zero points are; None for the last.
     """
     if zero is None:
         shape: tuple[int, ...] = ()
@@ -269,31 +285,35 @@ def _without_zero(build: Builder, x: Value, zero: Value | None, axis: int | None
     else:
         shape = zero.shape + (1,) * (x.type.rank - 1 - axis)
     if isinstance(x, Constant) and (zero is None or isinstance(zero, Constant)):
-        whole = x.data.astype(np.int32)
+        difference = x.data.astype(np.int32)
         if isinstance(zero, Constant):
-            whole = whole - zero.data.astype(np.int32).reshape(shape)
-        fits = not whole.size or (whole.min() >= -128 and whole.max() <= 127)
-        return build.constant(whole.astype(np.int8 if fits else np.int32))
+            difference = difference - zero.data.astype(np.int32).reshape(shape)
+        fits = not difference.size or (difference.min() >= -128 and difference.max() <= 127)
+        return build.constant(difference.astype(np.int8 if fits else np.int32))
     if zero is None:
         return x
-    given = build.view(zero, shape)
-    return build.pointwise("WithoutZero", lambda a, z: a - z, x, given, dtype="int32")
+    zero_view = build.view(zero, shape)
+    return build.pointwise("WithoutZero", lambda a, z: a - z, x, zero_view, dtype="int32")
 
 
-def _rescaling(call: OnnxCall, places: tuple[int, int, int]) -> np.ndarray:
-    """What sums are multiplied by: the operands' scales by that of the result."""
-    x, weight, y = (call.known(i, "scale").astype(np.float32) for i in places)
+def _rescaling(call: OnnxCall, indices: tuple[int, int, int]) -> np.ndarray:
+    """The factors from accumulators to the result: input scale * weight scale / output scale.
+
+    ``indices`` are those of the three scales among the operands, which must be constants.
+    """
+    x, weight, y = (call.known(i, "scale").astype(np.float32) for i in indices)
     with np.errstate(all="ignore"):
-        found = np.asarray(x.reshape(-1) * weight.reshape(-1) / y.reshape(-1), np.float32)
-    return found
+        factors = np.asarray(x.reshape(-1) * weight.reshape(-1) / y.reshape(-1), np.float32)
+    return factors
 
 
 def requantized(
     call: OnnxCall, sums: Value, scale: np.ndarray, zero: Value, channels: int | None
 ) -> Value:
-    """Sums as whole numbers of the result's scale.
+    """Returns int32 accumulators requantized to the result's dtype: that of its zero point.
 
-    ``channels``: how many there are along axis 1, if there is such an axis, else along the last.
+    ``scale`` are the factors, one or one per channel; ``channels`` is the number of channels along
+    axis 1, None if they are along the last axis.
     """
     build = call.build
     dtype = build.dtype(zero)
@@ -304,11 +324,11 @@ def requantized(
         scale = scale.reshape((-1,) + (1,) * (sums.type.rank - 2 if channels else 0))
     else:
         scale = scale.reshape(())
-    factor, whole = build.constant(scale), build.cast(build.view(zero, ()), "float32")
+    factor, zero_float = build.constant(scale), build.cast(build.view(zero, ()), "float32")
     return build.pointwise(
         call.kind,
         lambda a, f, z: rint(a * f) + z,
-        *(sums, factor, whole),
+        *(sums, factor, zero_float),
         dtype=dtype,
         compute="float32",
     )

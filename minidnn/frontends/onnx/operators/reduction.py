@@ -1,4 +1,4 @@
-"""Reductions over axes."""
+"""Reductions over axes, and ArgMax and ArgMin."""
 
 from __future__ import annotations
 
@@ -21,30 +21,34 @@ _family = Family("reductions")
 CONVERTERS = _family.converters
 
 How = Literal["sum", "mean", "max", "min", "prod"]
-#: From which opset on the axes are an operand.
+#: The first opset in which the axes are an operand and not an attribute; 18 for all others.
 _OPERAND_SINCE = {"ReduceSum": 13}
 _OF_FLOATS = "Of floating-point numbers."
 
 
 def _axes(call: OnnxCall, x: Value) -> tuple[tuple[int, ...], bool]:
-    """The axes, and whether they stay; no axes at all may mean that nothing is done."""
+    """Returns the axes, and whether they are kept with size 1.
+
+    Without axes all are reduced, or none with ``noop_with_empty_axes``.
+    """
     if call.opset < _OPERAND_SINCE.get(call.kind, 18):
-        given = call.ints("axes")
+        listed = call.ints("axes")
     else:
-        given = call.known_ints(1, "axes")
+        listed = call.known_ints(1, "axes")
     keep = call.flag("keepdims", True)
-    if not given:
+    if not listed:
         nothing = call.flag("noop_with_empty_axes")
         return (() if nothing else tuple(range(x.type.rank)), keep)
     call.flag("noop_with_empty_axes")
-    return tuple(sorted(call.axes(given, x.type.rank))), keep
+    return tuple(sorted(call.axes(listed, x.type.rank))), keep
 
 
 def _joined(call: OnnxCall, x: Value, how: How, axes: tuple[int, ...], keep: bool) -> Value:
+    """The reduction of a value over axes: of any dtype, and of empty values to the identity."""
     build = call.build
     if x.dtype == "bool" and how in ("max", "min"):
-        found = _joined(call, build.cast(x, "int32"), how, axes, keep)
-        return build.pointwise("Any", lambda a: a > 0, found, dtype="bool")
+        reduced = _joined(call, build.cast(x, "int32"), how, axes, keep)
+        return build.pointwise("Any", lambda a: a > 0, reduced, dtype="bool")
     if x.dtype == "bool":
         raise call.refuse(f"its operand is {x.dtype}")
     if not axes:
@@ -53,17 +57,17 @@ def _joined(call: OnnxCall, x: Value, how: How, axes: tuple[int, ...], keep: boo
         count = prod(x.shape[axis] for axis in axes)
         if not count:
             raise GraphError(f"the mean of an input {x.shape}, of whole numbers, is none")
-        found = _joined(call, x, "sum", axes, keep)
-        # Towards zero, as casts of the quotient do.
-        return build.pointwise("Mean", lambda a: a / count, found)
+        reduced = _joined(call, x, "sum", axes, keep)
+        # Rounds toward zero, as casting the quotient does.
+        return build.pointwise("Mean", lambda a: a / count, reduced)
     if not x.type.size:
-        whole = np.iinfo(np.dtype(x.dtype)) if x.dtype not in FLOATS else None
-        bounds = (inf, -inf) if whole is None else (int(whole.max), int(whole.min))
-        start = {"sum": 0, "prod": 1, "mean": np.nan, "min": bounds[0], "max": bounds[1]}[how]
-        kept = [1 if d in axes else n for d, n in enumerate(x.shape) if keep or d not in axes]
-        return build.filled(kept, start, x.dtype)
+        limits = np.iinfo(np.dtype(x.dtype)) if x.dtype not in FLOATS else None
+        bounds = (inf, -inf) if limits is None else (int(limits.max), int(limits.min))
+        identity = {"sum": 0, "prod": 1, "mean": np.nan, "min": bounds[0], "max": bounds[1]}[how]
+        shape = [1 if d in axes else n for d, n in enumerate(x.shape) if keep or d not in axes]
+        return build.filled(shape, identity, x.dtype)
     if how == "mean" and axes == (2, 3) and keep and x.type.rank == 4:
-        # What pooling does: kernels of averages read planes as convolutions leave them.
+        # As pooling: its kernels read the layout in which convolutions write.
         return build.apply(ops.AdaptiveAvgPool2d((1, 1)), x)
     return build.apply(ops.Reduce(how, axes, keep), x)
 
@@ -75,6 +79,11 @@ def _reduction(
     after: Body | None = None,
     note: str = "",
 ) -> None:
+    """Registers a reduction, with element-wise formulas before and after it.
+
+    With a ``note`` it takes floating-point operands alone.
+    """
+
     def convert(call: OnnxCall) -> Value:
         x = call.operand(0)
         if note and x.dtype not in FLOATS:
@@ -110,7 +119,7 @@ def _log_sum_exp(call: OnnxCall) -> Value:
         out = _joined(call, build.pointwise("Exp", exp, x), "sum", axes, keep)
         return build.pointwise("Log", log, out)
     top = _joined(call, x, "max", axes, True)
-    # An infinite one would be taken from itself, which is NaN.
+    # An infinite maximum less itself would be NaN.
     top = build.pointwise("Finite", lambda m: where(abs(m) < inf, m, 0.0), top)
     powers = build.pointwise("Exp", lambda a, m: exp(a - m), x, top)
     total = _joined(call, powers, "sum", axes, True)
@@ -121,6 +130,8 @@ def _log_sum_exp(call: OnnxCall) -> Value:
 
 
 def _place(turned: bool) -> Callable[[OnnxCall], Value]:
+    """The converter of ArgMax, or of ArgMin: the ArgMax of the operand with its order reversed."""
+
     def convert(call: OnnxCall) -> Value:
         x = call.operand(0)
         axis = call.axis(call.integer("axis", 0), x.type.rank)
@@ -128,9 +139,9 @@ def _place(turned: bool) -> Callable[[OnnxCall], Value]:
         if x.dtype == "bool":
             raise call.refuse("its operand is bool")
         if turned:
-            # Of whole numbers the smallest has no opposite.
-            whole = x.dtype not in FLOATS
-            x = call.build.pointwise("Turned", lambda a: -1 - a if whole else -a, x)
+            # The smallest integer has no negative, so integers become their complement.
+            is_integer = x.dtype not in FLOATS
+            x = call.build.pointwise("Turned", lambda a: -1 - a if is_integer else -a, x)
         return call.build.apply(ops.ArgMax(axis, keep, last), x)
 
     return cast("Callable[[OnnxCall], Value]", convert)

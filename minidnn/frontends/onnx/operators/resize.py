@@ -1,7 +1,8 @@
-"""Resize: each axis by itself, every output a weighted sum of a few inputs; and reading by a grid.
+"""Resize, one axis after the other, and GridSample.
 
-Positions and weights follow the definition of ONNX's Resize (opset 19) and are computed here, in
-float64; what runs is picking, and sums of products.
+Each output along an axis is a weighted sum of a few inputs.  Positions and weights follow the
+definition of ONNX's Resize (opset 19) and are computed here, in float64, when a model is imported;
+the graph has gathers (Take) and a formula of sums of products.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from minidnn.graph.types import FLOATS
 _family = Family("resize")
 CONVERTERS = _family.converters
 
-#: With so many weighted inputs for an output, taking them one by one is no way to do it.
+#: The most inputs that an output may weight: each of them is an operand of the graph.
 _MOST_TAPS = 64
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """How one axis is resized."""
+    """How one axis is resized: from ``size`` to ``outputs`` elements."""
 
     size: int
     scale: float
     outputs: int
-    #: Where the part of the input that is resized begins and ends, in parts of the axis.
+    #: Begin and end of the region that is resized (``roi``), as fractions of the axis.
     region: tuple[float, float]
 
     def positions(self, mode: str) -> np.ndarray:
-        """Where each output lies in the input."""
+        """The input coordinate of each output, in the coordinate transformation mode ``mode``."""
         out = np.arange(self.outputs, dtype=np.float64)
         size, scale = self.size, self.scale
         exact = scale * size
@@ -54,14 +55,14 @@ class _Axis:
         if mode == "tf_half_pixel_for_nn":
             return (out + 0.5) / scale
         if mode == "tf_crop_and_resize":
-            # In float32, as the region is: in more digits, places between two are no ties.
+            # In float32, as the region is: in float64, positions halfway would be no ties.
             first, last = (np.float32(edge) for edge in self.region)
-            whole = np.float32(size - 1)
+            last_index = np.float32(size - 1)
             if self.outputs == 1:
-                return np.full_like(out, np.float32(0.5) * (first + last) * whole)
-            step = (last - first) * whole / np.float32(self.outputs - 1)
-            return np.asarray(first * whole + out.astype(np.float32) * step, np.float64)
-        # Added in this order, which decides where places between two fall.
+                return np.full_like(out, np.float32(0.5) * (first + last) * last_index)
+            step = (last - first) * last_index / np.float32(self.outputs - 1)
+            return np.asarray(first * last_index + out.astype(np.float32) * step, np.float64)
+        # The order of additions decides how positions halfway between two inputs round.
         offset = size / 2 * (1 - self.outputs / exact) if mode == "half_pixel_symmetric" else 0.0
         return offset + (out + 0.5) / scale - 0.5
 
@@ -86,30 +87,33 @@ def _resize(call: OnnxCall) -> Value:
     cubic = call.number("cubic_coeff_a", -0.75)
     outside = call.number("extrapolation_value", 0.0)
     exclude, antialias = call.flag("exclude_outside"), call.flag("antialias")
-    for axis, how in _resized_axes(call, x).items():
-        if how.outputs == how.size and how.scale == 1.0 and positions != "tf_crop_and_resize":
+    for axis, spec in _resized_axes(call, x).items():
+        if spec.outputs == spec.size and spec.scale == 1.0 and positions != "tf_crop_and_resize":
             continue
-        places = how.positions(positions)
+        coordinates = spec.positions(positions)
         if mode == "nearest":
-            # Before opset 11 only tests say it: of 1 2 3 4 by 0.6, 1 and 3 are left.
-            towards = "ceil" if call.opset < 11 and how.scale < 1 else rounding
-            indices, weights = _nearest(places, towards)[:, None], np.ones((how.outputs, 1))
+            # Before opset 11 only ONNX's tests define it: 1 2 3 4 scaled by 0.6 is 1 3.
+            direction = "ceil" if call.opset < 11 and spec.scale < 1 else rounding
+            indices, weights = (
+                _nearest(coordinates, direction)[:, None],
+                np.ones((spec.outputs, 1)),
+            )
         else:
-            scale = min(how.scale, 1.0) if antialias else 1.0
-            indices, weights = _weighted(places, mode, cubic, scale)
+            scale = min(spec.scale, 1.0) if antialias else 1.0
+            indices, weights = _weighted(coordinates, mode, cubic, scale)
             if exclude:
-                weights = np.where((indices >= 0) & (indices < how.size), weights, 0.0)
+                weights = np.where((indices >= 0) & (indices < spec.size), weights, 0.0)
             if exclude or antialias:
                 weights /= weights.sum(axis=1, keepdims=True)
         if indices.shape[1] > _MOST_TAPS:
             raise call.refuse(f"an output of axis {axis} weights {indices.shape[1]} inputs")
-        beyond = (places < 0) | (places > how.size - 1)
-        fill = beyond & (positions == "tf_crop_and_resize")
-        x = _taken(call.build, x, axis, np.clip(indices, 0, how.size - 1), weights, fill, outside)
+        is_outside = (coordinates < 0) | (coordinates > spec.size - 1)
+        fill = is_outside & (positions == "tf_crop_and_resize")
+        x = _taken(call.build, x, axis, np.clip(indices, 0, spec.size - 1), weights, fill, outside)
     return x
 
 
-#: ONNX's names of the modes, those of before opset 20 included.
+#: ONNX's names of GridSample's modes, those before opset 20 included, and PyTorch's.
 _SAMPLING = {"linear": "bilinear", "bilinear": "bilinear", "nearest": "nearest"}
 _SAMPLING |= {"cubic": "bicubic", "bicubic": "bicubic"}
 
@@ -126,6 +130,7 @@ def _grid_sample(call: OnnxCall) -> Value:
 
 
 def _resized_axes(call: OnnxCall, x: Value) -> dict[int, _Axis]:
+    """Reads how each axis is resized, by axis."""
     rank = x.type.rank
     listed = call.ints("axes")
     axes = list(range(rank)) if listed is None else call.axes(listed, rank)
@@ -138,10 +143,10 @@ def _resized_axes(call: OnnxCall, x: Value) -> dict[int, _Axis]:
     if sizes is not None:
         scales = [size / x.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
         if policy != "stretch":
-            one = min(scales) if policy == "not_larger" else max(scales)
-            scales = [one] * len(axes)
-            # Halves up.
-            sizes = [floor(one * x.shape[axis] + 0.5) for axis in axes]
+            common = min(scales) if policy == "not_larger" else max(scales)
+            scales = [common] * len(axes)
+            # Rounds half up.
+            sizes = [floor(common * x.shape[axis] + 0.5) for axis in axes]
     assert scales is not None
     if sizes is None:
         sizes = [floor(scale * x.shape[axis]) for axis, scale in zip(axes, scales, strict=True)]
@@ -155,7 +160,7 @@ def _resized_axes(call: OnnxCall, x: Value) -> dict[int, _Axis]:
 
 
 def _wanted(call: OnnxCall, count: int) -> tuple[list[float] | None, list[int] | None, list[float]]:
-    """Scales or sizes, and the region that is resized."""
+    """Reads scales or sizes of ``count`` axes, and the region that is resized."""
     region = [0.0] * count + [1.0] * count
     if call.opset < 9 and call.kind == "Upsample":
         scales, sizes = call.floats("scales"), None
@@ -164,8 +169,8 @@ def _wanted(call: OnnxCall, count: int) -> tuple[list[float] | None, list[int] |
     else:
         region = _numbers(call, 1, "roi") or region
         scales, sizes = _numbers(call, 2, "scales"), call.known_ints(3, "sizes") or None
-    given = sizes if sizes is not None else scales
-    if given is None or len(given) != count or len(region) != 2 * count:
+    values = sizes if sizes is not None else scales
+    if values is None or len(values) != count or len(region) != 2 * count:
         raise GraphError(f"scales={scales}, sizes={sizes}, roi={region}; valid are {count}")
     return scales, sizes, region
 
@@ -177,26 +182,30 @@ def _numbers(call: OnnxCall, index: int, what: str) -> list[float] | None:
     return [float(number) for number in array.reshape(-1)]
 
 
-def _nearest(places: np.ndarray, rounding: str) -> np.ndarray:
+def _nearest(coordinates: np.ndarray, rounding: str) -> np.ndarray:
+    """The index of the input nearest to each coordinate, by ONNX's ``nearest_mode``."""
     if rounding == "round_prefer_floor":
-        found = np.ceil(places - 0.5)
+        indices = np.ceil(coordinates - 0.5)
     elif rounding == "round_prefer_ceil":
-        found = np.floor(places + 0.5)
+        indices = np.floor(coordinates + 0.5)
     else:
-        found = np.floor(places) if rounding == "floor" else np.ceil(places)
-    return np.asarray(found, np.int64)
+        indices = np.floor(coordinates) if rounding == "floor" else np.ceil(coordinates)
+    return np.asarray(indices, np.int64)
 
 
 def _weighted(
-    places: np.ndarray, mode: str, a: float, scale: float
+    coordinates: np.ndarray, mode: str, a: float, scale: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The inputs that each output is made of, and their weights; a scale below 1 widens the
-    kernel, so that what is left out counts, too."""
+    """Returns the indices (outputs, taps) of each output's inputs, and their weights.
+
+    ``coordinates`` are the outputs' positions in the input, ``a`` is the cubic coefficient.  A
+    ``scale`` below 1 widens the filter, so that all inputs count (antialiasing).
+    """
     support = (1.0 if mode == "linear" else 2.0) / scale
     count = 2 * ceil(support)
-    first = np.floor(places).astype(np.int64) - count // 2 + 1
+    first = np.floor(coordinates).astype(np.int64) - count // 2 + 1
     indices = first[:, None] + np.arange(min(count, _MOST_TAPS + 1))
-    distance = np.abs(places[:, None] - indices) * scale
+    distance = np.abs(coordinates[:, None] - indices) * scale
     if mode == "linear":
         weights = np.maximum(0.0, 1.0 - distance)
     else:
@@ -217,12 +226,16 @@ def _taken(
     fill: np.ndarray,
     outside: float,
 ) -> Value:
-    """The sum of weighted inputs along one axis."""
+    """The weighted sums of inputs along one axis; ``outside`` where ``fill`` is set.
+
+    ``indices`` and ``weights`` are (outputs, taps), ``fill`` is (outputs,).
+    """
 
     def picked(chosen: Sequence[int]) -> Value:
-        every: list[tuple[int, ...] | None] = [None] * x.type.rank
-        every[axis] = tuple(int(i) for i in chosen)
-        return build.apply(ops.Take(tuple(every), outside), x)
+        """The elements at these indices of the axis; -1 is ``outside``."""
+        indices_by_axis: list[tuple[int, ...] | None] = [None] * x.type.rank
+        indices_by_axis[axis] = tuple(int(i) for i in chosen)
+        return build.apply(ops.Take(tuple(indices_by_axis), outside), x)
 
     if (weights == 1.0).all() and weights.shape[1] == 1:
         return picked(np.where(fill, -1, indices[:, 0]).tolist())

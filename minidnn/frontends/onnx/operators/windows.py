@@ -1,4 +1,7 @@
-"""Strides, dilations and padding of convolutions and pooling, as two-dimensional pairs."""
+"""Strides, dilations and padding of convolutions and pooling, read from a node's attributes.
+
+Convolutions get them as pairs of rows and columns; in one dimension there is a single row.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 @dataclass(frozen=True)
 class SpatialAxes:
-    """What slides how over rows and columns; a one-dimensional window has one row."""
+    """The strides, padding (before, after) and dilations of a window along rows and columns.
+
+    A one-dimensional window has one row.
+    """
 
     strides: Pair
     pads: Pads
@@ -33,10 +39,10 @@ class SpatialAxes:
 def spatial_axes(
     call: OnnxCall, sizes: Sequence[int], kernel: Sequence[int], transposed: bool = False
 ) -> SpatialAxes:
-    """The attributes of a convolution over one or two axes of these sizes."""
-    given = call.ints("kernel_shape")
-    if given is not None and given != list(kernel):
-        raise GraphError(f"kernel_shape={given}, but the weight's is {list(kernel)}")
+    """Reads the attributes of a convolution over one or two spatial axes of these sizes."""
+    kernel_shape = call.ints("kernel_shape")
+    if kernel_shape is not None and kernel_shape != list(kernel):
+        raise GraphError(f"kernel_shape={kernel_shape}, but the weight's is {list(kernel)}")
     strides, dilations = steps(call, len(kernel))
     find = _transposed_pads if transposed else window_pads
     pads = find(call, sizes, kernel, strides, dilations)
@@ -56,15 +62,15 @@ def _pair(values: list) -> tuple:  # type: ignore[type-arg]
 
 
 def steps(call: OnnxCall, count: int) -> tuple[list[int], list[int]]:
-    """Strides and dilations."""
-    found = []
+    """Reads strides and dilations of ``count`` axes, by default 1."""
+    attributes = []
     for name in ("strides", "dilations"):
         values = call.ints(name)
         values = [1] * count if values is None else values
         if len(values) != count or min(values) < 1:
             raise GraphError(f"{name}={values}; valid are {count} of at least 1")
-        found.append(values)
-    return found[0], found[1]
+        attributes.append(values)
+    return attributes[0], attributes[1]
 
 
 def strides_within(
@@ -74,12 +80,13 @@ def strides_within(
     dilations: Sequence[int],
     pads: Sequence[Pair],
 ) -> list[int]:
-    """Strides no longer than the padded input and the window, beyond which all leave one window."""
+    """Returns strides limited to the padded input and the window: all longer ones leave one window
+    as well."""
     longest = [
         max(size + sum(pad), dilation * (k - 1) + 1)
         for size, k, dilation, pad in zip(sizes, kernel, dilations, pads, strict=True)
     ]
-    return [min(stride, most) for stride, most in zip(strides, longest, strict=True)]
+    return [min(stride, limit) for stride, limit in zip(strides, longest, strict=True)]
 
 
 def window_pads(
@@ -89,12 +96,14 @@ def window_pads(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> list[Pair]:
-    """The padding of each axis, given or chosen by ``auto_pad``."""
+    """Returns the padding (before, after) of each axis, from ``pads`` or ``auto_pad``."""
     auto = call.choice("auto_pad", "NOTSET", *_AUTO)
-    given = call.ints("pads")
+    explicit = call.ints("pads")
     count = len(kernel)
-    if max(kernel) > LARGEST_WINDOW or max(given or [0]) > LARGEST_WINDOW:
-        raise GraphError(f"kernel {list(kernel)}, pads={given}; valid are at most {LARGEST_WINDOW}")
+    if max(kernel) > LARGEST_WINDOW or max(explicit or [0]) > LARGEST_WINDOW:
+        raise GraphError(
+            f"kernel {list(kernel)}, pads={explicit}; valid are at most {LARGEST_WINDOW}"
+        )
     if auto == "VALID":
         return [(0, 0)] * count
     if auto != "NOTSET":
@@ -103,24 +112,25 @@ def window_pads(
             outputs = -(-size // stride)
             total = max((outputs - 1) * stride + dilation * (k - 1) + 1 - size, 0)
             pads.append(_halves(total, auto == "SAME_UPPER"))
-        return _moderate(sizes, pads)
-    values = [0] * 2 * count if given is None else given
+        return _check_padded_size(sizes, pads)
+    values = [0] * 2 * count if explicit is None else explicit
     if len(values) != 2 * count or min(values) < 0:
         raise GraphError(f"pads={values}; valid are {2 * count} of at least 0")
     pads = list(zip(values[:count], values[count:], strict=True))
-    return _moderate(sizes, pads)
+    return _check_padded_size(sizes, pads)
 
 
-def _moderate(sizes: Sequence[int], pads: list[Pair]) -> list[Pair]:
-    """The padding, unless it makes a small plane, or a small file's, a great one."""
+def _check_padded_size(sizes: Sequence[int], pads: list[Pair]) -> list[Pair]:
+    """Returns the padding; GraphError if it makes a small input, or a small file, a huge plane."""
     padded = [size + sum(pad) for size, pad in zip(sizes, pads, strict=True)]
-    most = PADDED_ELEMENTS + PADDED_TIMES * prod(sizes)
-    if prod(padded) > most:
-        raise GraphError(f"padding makes {list(sizes)} to {padded}; valid are {most} elements")
+    limit = PADDED_ELEMENTS + PADDED_TIMES * prod(sizes)
+    if prod(padded) > limit:
+        raise GraphError(f"padding makes {list(sizes)} to {padded}; valid are {limit} elements")
     return pads
 
 
 def _halves(total: int, more_behind: bool) -> Pair:
+    """Splits a total of padding into before and after; which of them gets the odd one is given."""
     less = total // 2
     return (less, total - less) if more_behind else (total - less, less)
 
@@ -132,19 +142,22 @@ def _transposed_pads(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> list[Pair]:
-    """What is cut off before and behind each axis; ``output_padding`` makes less of the latter."""
+    """Returns how much a transposed convolution cuts off before and after each axis.
+
+    ``output_padding`` reduces the cut after.
+    """
     count = len(kernel)
     auto = call.choice("auto_pad", "NOTSET", *_AUTO)
-    wanted, given = call.ints("output_shape"), call.ints("pads")
+    wanted, explicit = call.ints("output_shape"), call.ints("pads")
     extra = call.ints("output_padding") or [0] * count
     if len(extra) != count or min(extra) < 0:
         raise GraphError(f"output_padding={extra}; valid are {count} of at least 0")
     if wanted is not None and len(wanted) == count + 2:
         wanted = wanted[2:]
-    asked = wanted is not None
+    is_explicit = wanted is not None
     if wanted is None and auto.startswith("SAME"):
         wanted = [size * stride for size, stride in zip(sizes, strides, strict=True)]
-    values = [0] * 2 * count if given is None or auto == "VALID" else given
+    values = [0] * 2 * count if explicit is None or auto == "VALID" else explicit
     if len(values) != 2 * count or min(values) < 0:
         raise GraphError(f"pads={values}; valid are {2 * count} of at least 0")
     pads = list(zip(values[:count], values[count:], strict=True))
@@ -153,11 +166,11 @@ def _transposed_pads(
             raise GraphError(f"output_shape={wanted}; valid are {count} of at least 1")
         pads = []
         for i, size in enumerate(sizes):
-            reach = dilations[i] * (kernel[i] - 1) + 1
-            total = strides[i] * (size - 1) + extra[i] + reach - wanted[i]
-            # What no window reaches of a size that is asked for lies behind, as in all engines.
+            extent = dilations[i] * (kernel[i] - 1) + 1
+            total = strides[i] * (size - 1) + extra[i] + extent - wanted[i]
+            # Positions of an output_shape beyond all windows come after, as in all engines.
             halves = _halves(total, auto == "SAME_UPPER")
-            pads.append((0, total) if asked and total < 0 else halves)
+            pads.append((0, total) if is_explicit and total < 0 else halves)
     full = [
         strides[i] * (size - 1) + dilations[i] * (kernel[i] - 1) + 1 + extra[i] - sum(pads[i])
         for i, size in enumerate(sizes)
