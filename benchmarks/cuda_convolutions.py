@@ -232,9 +232,9 @@ def cudnn(problem: Any) -> list[Any]:
             print(error)
             continue
         for plan in plans:
-            config = plan.config
+            engine = plan.config
             size = room(problem, form, plan.workspace)
-            recipe = Recipe(form, config.engine, config.knobs, size)
+            recipe = Recipe(form, engine.engine, engine.knobs, size)
             found.append(build(problem, recipe, plan, machine, load))
     return found
 

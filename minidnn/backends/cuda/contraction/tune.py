@@ -403,17 +403,17 @@ def _fixed(
 ) -> Iterator[tuple[Recipe, FixedConvolution]]:
     """The candidates among cuDNN's fixed functions."""
     output = target(problem, form)
-    algorithms = list(algorithms_of(problem))
+    fixed_algorithms = list(algorithms_of(problem))
     if problem.any_size:
-        algorithms = list(_FOR_ALL_SIZES)
-    for algorithm in algorithms[:most]:
-        convolution = fixed_convolution(problem, int(algorithm), form.stages, output)
+        fixed_algorithms = list(_FOR_ALL_SIZES)
+    for fixed in fixed_algorithms[:most]:
+        convolution = fixed_convolution(problem, int(fixed), form.stages, output)
         if isinstance(convolution, str):
-            log.debug("%s: %s: %s", problem.describe(), algorithm.name, convolution)
+            log.debug("%s: %s: %s", problem.describe(), fixed.name, convolution)
             continue
         size = room(problem, form, convolution.workspace)
         if size <= workspace_limit:
-            yield Recipe(form, int(algorithm), (), size), convolution
+            yield Recipe(form, int(fixed), (), size), convolution
 
 
 def _nothing(problem: ContractionProblem, tuning: Tuning) -> UnsupportedError:
