@@ -1,4 +1,9 @@
-"""A PyTorch module that runs through minidnn: the same to its callers, and faster."""
+"""The PyTorch module that :func:`minidnn.optimize` returns.
+
+:class:`OptimizedModule` stands for the original module, whose state it shares, and runs its code
+through the pieces that Dynamo hands over.  Calls that PyTorch has to see operation by operation
+(traces, exports, transforms) run the original.
+"""
 
 from __future__ import annotations
 
@@ -33,38 +38,38 @@ from minidnn.frontends.torch.capture import unchanged
 
 # Hooks that are registered after a network was captured.
 #
-# Dynamo looks at every call whether the hooks that it has captured are the same, but not whether a
-# module that had none has one now: that would cost as much as all its other guards together.
-# PyTorch numbers hooks as they come, so that one comparison tells whether any came at all.
+# Dynamo's guards check at every call that captured hooks are the same, but not that a module which
+# had no hook still has none: that would cost as much as all its other guards together.  PyTorch
+# numbers hooks in the order of registration, so one comparison tells whether there are new ones.
 
 
 class LateHooks:
-    """Tells of hooks that a network, or all modules, got since it was asked last."""
+    """Detects hooks of a network, or of all modules, that were registered since the last check."""
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
         self._next: int = RemovableHandle.next_id
 
     def came(self) -> bool:
-        """Whether there are new ones."""
+        """Whether a hook was registered since the last call of this method."""
         if self._next == RemovableHandle.next_id:
             return False
-        first, self._next = self._next, RemovableHandle.next_id
-        own = (
+        first_new, self._next = self._next, RemovableHandle.next_id
+        own_hooks = (
             hooks
             for module in self._network.modules()
             for name, hooks in vars(module).items()
             if name.endswith("_hooks") and name.startswith(("_forward", "_backward"))
         )
-        return any(number >= first for hooks in (*GLOBAL_HOOKS, *own) for number in hooks)
+        return any(number >= first_new for hooks in (*GLOBAL_HOOKS, *own_hooks) for number in hooks)
 
 
 class StandsForContainer(nn.Module):
-    """A module that stands for another one, also where that is asked for its entries."""
+    """A module that stands for ``original``, also as a container: indexing, length, iteration."""
 
     original: Any
 
-    # Python looks for these at the type: what the original has none of is its TypeError.
+    # Python looks for these at the type.  A method that the original lacks raises its TypeError.
 
     def __getitem__(self, key: Any) -> Any:
         return self.original[key]
@@ -95,13 +100,13 @@ _COMPILING = torch.compiler.is_dynamo_compiling
 #: Dynamo refuses a call while any thread makes a graph in another way, and says so.
 _TRACES = "symbolically trace a dynamo-optimized function"
 
-#: What makes a call of a module more than one of ``forward``, as long as none of it is empty.
+#: Attributes that, unless empty, make a call of a module more than a call of ``forward``.
 _ASIDE = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     "_compiled_call_impl",
 )
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-#: Hooks that are called where the state dict is the original's.
+#: Hooks of the state dict, which is the original's.
 _STATE_HOOKS = (
     *("_state_dict_hooks", "_state_dict_pre_hooks"),
     *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
@@ -115,7 +120,7 @@ class _Pieces(list[Piece]):
     """The pieces that Dynamo has handed over so far, in order.
 
     Attributes:
-        broken: why layers are not captured with others.
+        broken: the reasons why layers were captured apart from their caller, as keys.
     """
 
     def __init__(self, settings: BridgeSettings) -> None:
@@ -125,16 +130,16 @@ class _Pieces(list[Piece]):
         self.broken: dict[str, None] = {}
 
     def made(self, module: Any, example: Sequence[Any]) -> Piece:
-        """One piece more; such of one code have their programs together."""
+        """Adds a piece; pieces of the same code share their programs."""
         code = tuple((node.op, str(node.target)) for node in module.graph.nodes)
-        of_code = self._programs.setdefault(code, PiecePrograms(self._settings))
-        piece = Piece(module, example, self._settings, of_code)
-        piece.is_among_others |= bool(self.broken) or any(each.broken for each in self)
+        shared_programs = self._programs.setdefault(code, PiecePrograms(self._settings))
+        piece = Piece(module, example, self._settings, shared_programs)
+        piece.is_among_others |= bool(self.broken) or any(earlier.broken for earlier in self)
         self.append(piece)
         return piece
 
     def __del__(self) -> None:
-        """Dynamo holds pieces at the code of classes, for as long as there is that code."""
+        """Frees the programs: Dynamo's cache holds pieces for as long as their code object exists."""
         for piece in self:
             piece.forget()
 
@@ -165,7 +170,7 @@ class OptimizedModule(StandsForContainer):
         self._forget()
 
     def _forget(self) -> None:
-        """Lets the next call be captured anew."""
+        """Drops all pieces, so that the next call is captured again."""
         settings = self._settings
         pieces = _Pieces(settings)
         reference = weakref.ref(pieces)
@@ -190,26 +195,28 @@ class OptimizedModule(StandsForContainer):
         )
 
     def _left_in_python(self, error: Exception) -> None:
-        """Says of some of the code that it is not captured; where the code itself is wrong, it is
-        about to say so."""
+        """Warns, once for each reason, that code is not captured and runs in Python.  An error of the
+        code itself is not reported: the code raises it when it runs."""
         name = self._settings.name
         if isinstance(error, DynamoRuntimeError):
             return
-        said = " ".join(str(error).split("\n\n")[0].split())
+        reason = " ".join(str(error).split("\n\n")[0].split())
         if isinstance(error, RecompileLimitError):
-            said = f"it was compiled {RECOMPILES} times, for ever other values"
+            reason = f"it was compiled {RECOMPILES} times, for ever other values"
         if self._settings.strict:
-            raise UnsupportedError(f"strict=True, and {name} cannot be captured whole: {said:.400}")
-        if said not in self._warned:
-            self._warned[said] = None
+            raise UnsupportedError(
+                f"strict=True, and {name} cannot be captured whole: {reason:.400}"
+            )
+        if reason not in self._warned:
+            self._warned[reason] = None
             warnings.warn(
-                f"{name}: some of its code runs in PyTorch: {said:.400}",
+                f"{name}: some of its code runs in PyTorch: {reason:.400}",
                 MiniDNNWarning,
                 stacklevel=6,
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As of every module, with its hooks.  Without any, the way is the shortest."""
+        """Calls the module with its hooks; if there are none, calls ``forward`` at once."""
         own = self.__dict__
         if any(map(own.get, _ASIDE)) or any(GLOBAL_HOOKS) or _COMPILING():
             return super().__call__(*args, **kwargs)
@@ -254,8 +261,8 @@ class OptimizedModule(StandsForContainer):
         return self.forward(*args, **kwargs)
 
     def _traced(self, given: Any) -> Any:
-        """What the original gives in a symbolic trace, whose graph from now on is that of the
-        original, with the original's arguments in the place of ``given``."""
+        """Returns the original's result in a symbolic trace: the trace is made again of the
+        original, whose placeholders replace ``given``, the proxy of all arguments."""
         graph = given.tracer.trace(self.original)
         output = graph.output_node()
         result = torch.fx.map_arg(output.args[0], given.tracer.proxy)
@@ -263,26 +270,26 @@ class OptimizedModule(StandsForContainer):
         return result
 
     def _recorded(self, args: Any, kwargs: Any) -> Any:
-        """The original, whose operations are recorded, or computed in another way."""
+        """Runs the original, since its operations are recorded or transformed."""
         how = how_transformed()
         if how is None:
             return self.original(*args, **kwargs)
         return self._left(how, args, kwargs)
 
     def _mark(self, args: Any, kwargs: Any) -> None:
-        """Says to Dynamo that first axes of arguments are the batch."""
+        """Marks the first axis of every tensor argument as dynamic, for Dynamo."""
         dim: Dim = self._dim
         tensors = [
             leaf
             for leaf in pytree.tree_leaves((args, kwargs))
             if isinstance(leaf, torch.Tensor) and leaf.dim()
         ]
-        rows = {tensor.shape[0] for tensor in tensors}
-        if not rows:
+        batches = {tensor.shape[0] for tensor in tensors}
+        if not batches:
             return
-        if len(rows) > 1 or not dim.takes(min(rows)):
+        if len(batches) > 1 or not dim.takes(min(batches)):
             raise GraphError(
-                f"dynamic={dim.name!r}: the first axes of the arguments are {sorted(rows)}; valid "
+                f"dynamic={dim.name!r}: the first axes of the arguments are {sorted(batches)}; valid "
                 f"is one size, {dim.valid}"
             )
         for tensor in tensors:
@@ -302,19 +309,19 @@ class OptimizedModule(StandsForContainer):
     def explain(self) -> str:
         """What was taken, what was left to PyTorch and why, for every size compiled so far."""
         name = self._settings.name
-        said = [f"{name}: some of its code runs in PyTorch: {why}" for why in self._warned]
-        if not self.pieces and not said:
+        paragraphs = [f"{name}: some of its code runs in PyTorch: {why}" for why in self._warned]
+        if not self.pieces and not paragraphs:
             return f"{name}: not called yet"
         for piece in self.pieces:
-            said += [piece.explain()] if piece.explain() else []
+            paragraphs += [piece.explain()] if piece.explain() else []
             if piece.broken is not None:
-                said.append(f"goes on in Python: {piece.broken}")
-        said += [f"goes on in Python: {why}" for why in self._broken]
-        return "\n\n".join(dict.fromkeys(said))
+                paragraphs.append(f"goes on in Python: {piece.broken}")
+        paragraphs += [f"goes on in Python: {why}" for why in self._broken]
+        return "\n\n".join(dict.fromkeys(paragraphs))
 
     @property
     def programs(self) -> list[SizedProgram]:
-        """What was compiled so far, piece by piece."""
+        """The programs compiled so far, piece by piece."""
         every = (program for piece in self.pieces for program in piece.programs)
         return list(dict.fromkeys(every))
 
@@ -342,19 +349,19 @@ class OptimizedModule(StandsForContainer):
         kwargs: Any,
         why: str = "where derivatives and transforms are computed",
     ) -> Any:
-        """The original's result for a call which is PyTorch's as a whole."""
+        """Runs the original in PyTorch, and warns once of how the module was called."""
         name = self._settings.name
         if self._settings.strict:
             raise UnsupportedError(f"strict=True, and {name} was called {how}")
         result = self.original(*args, **kwargs)  # whose errors come alone
-        if (said := f"called {how}") not in self._warned:
-            self._warned[said] = None
+        if (way := f"called {how}") not in self._warned:
+            self._warned[way] = None
             warnings.warn(
                 f"{name} was called {how}: it runs in PyTorch, {why}", MiniDNNWarning, stacklevel=4
             )
         return result
 
-    # What a module is asked for is the original's.
+    # Attributes, modes and state are the original's.
 
     @property
     def training(self) -> bool:
@@ -412,7 +419,7 @@ class OptimizedModule(StandsForContainer):
         return (OptimizedModule, self._again(self.original), self._own_hooks())
 
     def _again(self, original: nn.Module) -> tuple[Any, ...]:
-        """The arguments that make the same of a module."""
+        """The constructor's arguments for the same settings and another original."""
         return (original, self._settings, self._dim)
 
     def _own_hooks(self) -> dict[str, Any]:
