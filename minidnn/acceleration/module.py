@@ -139,7 +139,7 @@ class _Pieces(list[Piece]):
         return piece
 
     def __del__(self) -> None:
-        """Frees the programs: Dynamo's cache holds pieces for as long as their code object exists."""
+        """Frees the programs: Dynamo's cache holds pieces for as long as a code object exists."""
         for piece in self:
             piece.forget()
 
@@ -195,8 +195,8 @@ class OptimizedModule(StandsForContainer):
         )
 
     def _left_in_python(self, error: Exception) -> None:
-        """Warns, once for each reason, that code is not captured and runs in Python.  An error of the
-        code itself is not reported: the code raises it when it runs."""
+        """Warns, once for each reason, that code is not captured and runs in Python.  Errors of the
+        code itself are not reported: it raises them when it runs."""
         name = self._settings.name
         if isinstance(error, DynamoRuntimeError):
             return
@@ -284,12 +284,12 @@ class OptimizedModule(StandsForContainer):
             for leaf in pytree.tree_leaves((args, kwargs))
             if isinstance(leaf, torch.Tensor) and leaf.dim()
         ]
-        batches = {tensor.shape[0] for tensor in tensors}
-        if not batches:
+        rows = {tensor.shape[0] for tensor in tensors}
+        if not rows:
             return
-        if len(batches) > 1 or not dim.takes(min(batches)):
+        if len(rows) > 1 or not dim.takes(min(rows)):
             raise GraphError(
-                f"dynamic={dim.name!r}: the first axes of the arguments are {sorted(batches)}; valid "
+                f"dynamic={dim.name!r}: the first axes of the arguments are {sorted(rows)}; valid "
                 f"is one size, {dim.valid}"
             )
         for tensor in tensors:
