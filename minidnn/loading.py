@@ -1,4 +1,4 @@
-"""Loading what an executable has saved."""
+"""load: from the file of a compiled network to an executable, without a compiler."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def load(
         ) from error
 
 
-#: What the file says of a program, the names of its code in the file, and its constants.
+#: The file's description of a program, the file's part for each of its code names, and the
+#: program's constants.
 _Entry = tuple[dict[str, Any], Mapping[str, str], np.ndarray]
 
 
@@ -89,16 +90,16 @@ def _executable(
     file.check_constants(all=check)
     constants = file.part(CONSTANTS)
     if not file.splits_batches:
-        own = {name: name for name in header["parts"]}
-        return _restored(file, (header, own, constants), kind, device, threads)
+        code_parts = {name: name for name in header["parts"]}
+        return _restored(file, (header, code_parts, constants), kind, device, threads)
     network, programs, seconds = header["network"], {}, {}
     for said in header["programs"]:
         begin, size = said["constants"] or (0, constants.size)
         entry = said, said["code"], constants[begin : begin + size]
         programs[said["rows"]] = _restored(file, entry, kind, device, threads)
         seconds[said["rows"]] = said["seconds"]
-    wise = RowWise(tuple(network["inputs"]), tuple(network["outputs"]))
-    return BatchExecutable(Dim(*network["batch"]), wise, programs, seconds)
+    row_wise = RowWise(tuple(network["inputs"]), tuple(network["outputs"]))
+    return BatchExecutable(Dim(*network["batch"]), row_wise, programs, seconds)
 
 
 def _restored(
@@ -128,8 +129,8 @@ def _on_cpu(
 ) -> Program:
     from minidnn.backends.cpu.execution.stored import restore, why_not_here
 
-    said, code, constants = entry
-    document = said["program"]
+    description, code, constants = entry
+    document = description["program"]
     if device != "cpu":
         raise GraphError(f"load: device={device!r}; valid is 'cpu'")
     if (reason := why_not_here(file.header["architecture"], document)) is not None:
@@ -153,8 +154,8 @@ def _on_gpu(
         raise GraphError(f"load: threads={threads!r}; {file} is for a GPU, which takes none")
     get_backend(device)  # DeviceError where it cannot be used
     index = int(device.partition(":")[2] or 0)
-    said, code, constants = entry
-    document = said["program"]
+    description, code, constants = entry
+    document = description["program"]
     if (reason := why_not_here(document, index)) is not None:
         raise file.unsupported(reason)
     return restore(document, lambda name: file.part(code[name]).data, constants, interface, index)

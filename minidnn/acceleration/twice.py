@@ -57,7 +57,7 @@ def in_pytorch(
 
 
 def counts(node: fx.Node) -> bool:
-    """Whether a part's results depend on an input; on running statistics in training they do not."""
+    """Whether a part's results depend on an input; in training not on running statistics."""
     return not all(
         "batch_norm" in key_of(user)
         and arguments_of(user).get("training")
