@@ -91,7 +91,7 @@ data_of = _ask("torch._C._autograd._get_data_attr")
 enter_autocast = _ask("torch.amp.autocast_mode._enter_autocast")
 exit_autocast = _ask("torch.amp.autocast_mode._exit_autocast")
 
-# Operations that PyTorch makes, and nobody writes.
+# Operations that appear in captures only, never in users' code.
 to_copy = _ask("torch.ops.aten._to_copy")
 
 # Nested containers of tensors.
@@ -116,8 +116,8 @@ copy_each = _ask("torch._foreach_copy_")
 _has_cuda = torch.backends.cuda.is_built()
 wait_on_gpu: Any = _ask("torch.cuda._sleep") if _has_cuda else None
 if _has_cuda and _version() < (2, 12) and torch.cuda.device_count() == 0:
-    # A build for GPUs on a machine without one: what the first capture sets here belongs to the
-    # thread that captures, and PyTorch 2.11 crashes when it captures after that thread has ended.
+    # A build for GPUs on a machine without one: the state that the first capture sets here belongs
+    # to its thread, and PyTorch 2.11 crashes when it captures after that thread has ended.
     _ask("torch._C._ensureCUDADeviceGuardSet")()
 
 #: Modules whose attributes are read at each use.

@@ -14,7 +14,7 @@ __all__ = ["PYTHON", "SUPPORTED", "Supported", "numbers"]
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with.
+    """Returns the numbers that a version begins with.
 
     >>> numbers("2.13.0+cpu")
     (2, 13, 0)

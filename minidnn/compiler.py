@@ -334,8 +334,8 @@ def unsupported_nodes(
     strategy: str = "model",
     **options: Any,
 ) -> dict[str, str]:
-    """Why a device cannot run a graph: a reason for each node of the optimized graph that it
-    cannot run, by the node's name and operator.
+    """Returns why a device cannot run a graph: a reason for each unsupported node of the optimized
+    graph, by the node's name and operator.
 
     Takes arguments of :func:`compile` and raises what it raises for those.
     """

@@ -81,7 +81,7 @@ def _chance(count: int, below: int) -> float:
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
-    """The median of ``above[i] / below[i]``: samples of one round, taken under one clock."""
+    """The median of ``above[i] / below[i]``, whose samples are from the same round."""
     return median([a / b for a, b in zip(above, below, strict=True)])
 
 
@@ -211,7 +211,7 @@ def write_figures(path: Path, data: Any) -> None:
 
 
 def line_of(figures: Any) -> str:
-    """Figures in one line of JSON."""
+    """Formats figures in one line of JSON."""
     return json.dumps(rounded(figures), separators=(",", ":"), allow_nan=False)
 
 

@@ -325,7 +325,7 @@ class Arena:
     bytes: int
     #: The offset in bytes of each value that has storage of its own.
     offsets: dict[Value, int]
-    #: The most bytes in use at once: no arena for this order of nodes can be smaller.
+    #: The most bytes in use at once: no arena for this order of nodes is smaller.
     lower_bound: int
 
 

@@ -54,7 +54,7 @@ def any_graph_of(
 
 
 def check_has_no_size(network: Any, shapes: Any) -> None:
-    """GraphError if sizes cannot be named, as the network is a graph with its own."""
+    """GraphError if the network is a graph, whose sizes are fixed and cannot be named."""
     if isinstance(network, Graph):
         raise GraphError(
             f"shape={shapes!r:.100} names sizes, and graph {network.name!r} has its own; valid is "

@@ -33,7 +33,7 @@ _CPU = "cpu"
 
 @dataclass(frozen=True)
 class Engine:
-    """Compiles graphs for one device."""
+    """Compiles graphs for one device, in one precision, with its options."""
 
     device: str
     precision: str | None = None
@@ -56,7 +56,7 @@ class Engine:
         return next(iter(reasons.values()), None)
 
     def check(self) -> None:
-        """Raises what compiling raises for a precision or an option that is not legal."""
+        """Raises what compiling raises for an illegal precision or option."""
         if self.precision is not None or self.options:
             with tracing("nothing") as trace:
                 self.compile(trace.graph([trace.input(TensorType((1, 1)), "x")]))
@@ -88,14 +88,14 @@ class Engine:
             return "device 'cpu' trains in float32 and bfloat16"
         try:
             backend.target(half, self.options)
-        except MiniDNNError as error:  # options say more than the processor
+        except MiniDNNError as error:  # the options may exclude what the processor supports
             return str(error)
         return None
 
     def compile_mixed(self, graph: Graph, dtype: str) -> Executable:
         """Compiles a graph in mixed precision: its types say which values are in ``dtype``."""
         if self.device != _CPU and self.memory == "cpu":
-            # The reference, which computes each value in its dtype.
+            # The reference computes each value in its own dtype.
             return compile(graph, device=self.device, **self.options)
         options = {**training_options(self.device), **self.options}
         return compile_mixed(graph, device=self.device, precision=dtype, **options)

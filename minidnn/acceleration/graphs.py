@@ -102,7 +102,7 @@ def captured(
     # Compiled code refers to its code object, in a cycle that Python's collector does not see.
     weakref.finalize(own_call, reset_code, own_call.__code__).atexit = False
     context: Any = dynamo.optimize(backend, nopython=whole, dynamic=dynamic)
-    if hasattr(context, "callback"):  # else TORCHDYNAMO_DISABLE is set
+    if hasattr(context, "callback"):  # missing if TORCHDYNAMO_DISABLE is set
         context.callback = _Conversion(context.callback, left, broken)
     compiled: Callable[..., Any] = context(own_call)
     return compiled
@@ -123,7 +123,7 @@ class _Conversion:
     def __call__(self, frame: Any, *args: Any) -> Any:
         token = _CONVERTING.set(True)
         try:
-            # Dynamo puts aside what traces, in whichever thread.
+            # Dynamo suspends tracing while it converts, also in other threads.
             settings = dynamo_config.patch(_SETTINGS)
             silence = warnings.catch_warnings()
             with (

@@ -90,14 +90,14 @@ class StandsForContainer(nn.Module):
         return item in self.original
 
     def __bool__(self) -> bool:
-        return bool(self.original)  # else one without a length would be asked for it
+        return bool(self.original)  # else Python would call __len__, which it may lack
 
 
 log = logging.getLogger(__name__)
 
 _COMPILING = torch.compiler.is_dynamo_compiling
 
-#: Dynamo refuses a call while any thread makes a graph in another way, and says so.
+#: Part of Dynamo's error for a call while any thread makes a symbolic trace.
 _TRACES = "symbolically trace a dynamo-optimized function"
 
 #: Attributes that, unless empty, make a call of a module more than a call of ``forward``.
@@ -145,20 +145,20 @@ class _Pieces(list[Piece]):
 
 
 class OptimizedModule(StandsForContainer):
-    """What :func:`minidnn.optimize` gives.
+    """The module that :func:`minidnn.optimize` returns.
 
-    It shares the parameters, buffers and children of the module that it was made of: state dict,
-    ``to``, ``apply``, hooks of the module's own and attributes are the original's.
+    It shares the parameters, buffers and children of the original module: state dict, ``to``,
+    ``apply``, the module's own hooks and attributes are the original's.
 
     Attributes:
-        original: the module that it was made of.
-        pieces: what Dynamo has handed over so far, in order.
+        original: the module that was optimized.
+        pieces: the pieces that Dynamo has handed over so far, in order.
     """
 
     def __init__(
         self, original: nn.Module, settings: BridgeSettings, dynamic: Dim | None = None
     ) -> None:
-        """dynamic: the batch, if it has a name."""
+        """dynamic: the name and range of the batch, if it is dynamic."""
         super().__init__()
         own = self.__dict__
         own["original"] = original  # not as a child: names in the state dict stay what they are
@@ -166,7 +166,7 @@ class OptimizedModule(StandsForContainer):
             own[shared] = original.__dict__[shared]
         own["_settings"] = settings
         own["_dim"] = dynamic
-        own["_warned"] = {}  # of what
+        own["_warned"] = {}  # the reasons of which there was a warning, in order
         self._forget()
 
     def _forget(self) -> None:
@@ -223,16 +223,16 @@ class OptimizedModule(StandsForContainer):
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the original gives.
+        """Returns the original's results.
 
-        UnsupportedError when not all is taken and ``strict`` was asked for.  Where operations of
-        PyTorch's are recorded, the original is.
+        UnsupportedError if ``strict`` and not everything is taken.  Where PyTorch's operations are
+        recorded, the original runs.
         """
-        if _COMPILING():  # of a network that this one is part of
+        if _COMPILING():  # as part of another network
             if is_exporting():
                 return self.original(*args, **kwargs)
             return self._uncompiled(*args, **kwargs)
-        if type(args) is not tuple:  # but a Proxy for all of them, at the root of a symbolic trace
+        if type(args) is not tuple:  # a Proxy for all of them, at the root of a symbolic trace
             return self._traced(args)
         if is_recorded():
             return self._recorded(args, kwargs)
@@ -266,7 +266,7 @@ class OptimizedModule(StandsForContainer):
         graph = given.tracer.trace(self.original)
         output = graph.output_node()
         result = torch.fx.map_arg(output.args[0], given.tracer.proxy)
-        graph.erase_node(output)  # the trace makes it again, of the result
+        graph.erase_node(output)  # the outer trace makes its own, of the result
         return result
 
     def _recorded(self, args: Any, kwargs: Any) -> Any:
@@ -296,8 +296,8 @@ class OptimizedModule(StandsForContainer):
             dynamo.maybe_mark_dynamic(tensor, 0)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles for arguments of these sizes, in the mode that the module is in: for training
-        with gradients, else without.  The code runs for that; what it writes is put back."""
+        """Compiles for arguments of these sizes, in the module's mode: with gradients for training,
+        else without.  The module's code runs for that; its writes are undone."""
         contextvars.copy_context().run(self._rehearse, args, kwargs)
         self._warn_of_nothing()
 
@@ -307,7 +307,7 @@ class OptimizedModule(StandsForContainer):
             self.forward(*args, **kwargs)
 
     def explain(self) -> str:
-        """What was taken, what was left to PyTorch and why, for every size compiled so far."""
+        """Describes what was taken, what was left to PyTorch and why, for every size so far."""
         name = self._settings.name
         paragraphs = [f"{name}: some of its code runs in PyTorch: {why}" for why in self._warned]
         if not self.pieces and not paragraphs:
@@ -326,8 +326,8 @@ class OptimizedModule(StandsForContainer):
         return list(dict.fromkeys(every))
 
     def refresh(self) -> None:
-        """Lets the next call of each size capture and compile anew, for changes that are not
-        noticed: of ``parameter.data`` or a NumPy view."""
+        """Has the next call of each size capture and compile again, after changes that are not
+        noticed: by ``parameter.data`` or a NumPy view."""
         self._forget()
 
     def _warn_of_nothing(self) -> None:
@@ -353,7 +353,7 @@ class OptimizedModule(StandsForContainer):
         name = self._settings.name
         if self._settings.strict:
             raise UnsupportedError(f"strict=True, and {name} was called {how}")
-        result = self.original(*args, **kwargs)  # whose errors come alone
+        result = self.original(*args, **kwargs)  # before the warning, so that its errors come alone
         if (way := f"called {how}") not in self._warned:
             self._warned[way] = None
             warnings.warn(
@@ -369,7 +369,7 @@ class OptimizedModule(StandsForContainer):
 
     @training.setter
     def training(self, mode: bool) -> None:
-        if "original" in self.__dict__:  # else it is PyTorch that begins with True
+        if "original" in self.__dict__:  # else nn.Module.__init__ sets it to True
             self.original.training = mode
 
     def train(self, mode: bool = True) -> Self:
@@ -393,7 +393,7 @@ class OptimizedModule(StandsForContainer):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "original":  # not yet there, while one is copied
+            if name == "original":  # not set yet, while a module is copied
                 raise
             return getattr(self.original, name)
 
@@ -415,7 +415,7 @@ class OptimizedModule(StandsForContainer):
         return copied
 
     def __reduce__(self) -> Any:
-        """Pickled without what was compiled."""
+        """Pickles the original and the settings, without compiled programs."""
         return (OptimizedModule, self._again(self.original), self._own_hooks())
 
     def _again(self, original: nn.Module) -> tuple[Any, ...]:
@@ -423,7 +423,7 @@ class OptimizedModule(StandsForContainer):
         return (original, self._settings, self._dim)
 
     def _own_hooks(self) -> dict[str, Any]:
-        """The hooks that it has besides the original's."""
+        """The hooks of this module itself, besides the original's."""
         return {name: each for name, each in vars(self).items() if "_hooks" in name and each}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

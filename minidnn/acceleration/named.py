@@ -42,7 +42,7 @@ Named = Sequence[bool]
 
 @dataclass(frozen=True)
 class NamedPart:
-    """The one part of a network, compiled for any number of rows."""
+    """The only part of a network, compiled for any number of rows."""
 
     part: Part
     executable: DynamicExecutable
@@ -66,7 +66,7 @@ class NamedBatch:
 
 
 class NamedProgram(SizedProgram):
-    """A network for any number of rows.
+    """The program of a network for any number of rows in a range.
 
     UnsupportedError if PyTorch runs some of it, or its rows depend on each other.
     """

@@ -98,7 +98,7 @@ def optimize(
     if type(strict) is not bool:
         raise GraphError(f"optimize: strict={strict!r}; valid are True and False")
     check_not_automatic(precision, "md.optimize, which compiles pieces of networks")
-    if device is not None:  # before the first call, which may be far away
+    if device is not None:  # errors come now, not at the first call
         get_backend(device)
         Engine(device, precision, options).check()
     check_mode(module, "optimize: ", trains=True)
@@ -125,8 +125,8 @@ def _advice_on_example(example: object) -> str:
 
 
 def _differing_dtypes(module: Any, args: tuple[Any, ...]) -> str | None:
-    """What to do about a module that fails on arguments of another floating-point dtype than its
-    parameters have; None if all have one."""
+    """Advice for a module that fails on arguments of another floating-point dtype than that of its
+    parameters; None if they have the same."""
     own = {p.dtype for p in module.parameters() if p.dtype.is_floating_point}
     dtypes = [getattr(each, "dtype", None) for each in args]
     given = {dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point}

@@ -176,7 +176,7 @@ def computes_its_own_way(tensor: torch.Tensor) -> bool:
     """Whether a tensor's class overrides how operations on it are computed."""
     kind = type(tensor)
     return kind not in PLAIN and (
-        kind.__torch_function__ is not nn.Parameter.__torch_function__  # which has none
+        kind.__torch_function__ is not nn.Parameter.__torch_function__  # the disabled one
         or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     )
 

@@ -141,12 +141,12 @@ class Piece:
         self._numbers = numbers_of(module)
         self._values: set[tuple[float, ...]] = set()
         self._engines: dict[str, Engine] = {}
-        #: Whether Dynamo calls the piece for one size and one mode alone.
+        #: Whether Dynamo's guards admit only one size and one mode to the piece.
         self._is_static = not self._numbers and not any(map(_is_symbolic, example))
         #: The last program of a static piece, and the weights that are compiled in, if any.
         self._last: tuple[weakref.ref[SizedProgram], tuple[Any, ...] | None] | None = None
         places = tuple(self._weights)
-        #: Gives the weights among arguments.
+        #: Returns the weights among the arguments.
         self._weights_of: Any = itemgetter(*places) if len(places) > 1 else _several(places)
         self._switches_on = any(map(switches_on, module.graph.nodes))
         #: Why the piece runs in PyTorch, by the key of the call, or by the reason itself.
@@ -175,7 +175,7 @@ class Piece:
             reason = self._not_now(args)
             if reason is None:
                 half = autocast_to(_memory(args))
-                # Under autocast weights are given to every run, whether there are gradients or not.
+                # Under autocast weights are arguments of every run, with gradients or without.
                 enabled = torch.is_grad_enabled()
                 taped = (enabled or self._switches_on) and any(map(_is_trained, args))
                 trained = half is not None or taped

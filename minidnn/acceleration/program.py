@@ -146,7 +146,7 @@ class SizedProgram:
         return taken == self.places and tuple(self._results) == part.outputs
 
     def run(self, leaves: Sequence[Any]) -> Any:
-        """The network's result for the leaves of its arguments.
+        """Runs the program; returns the network's result for the leaves of its arguments.
 
         PyTorch's gradients must be off.
 
@@ -275,7 +275,7 @@ class _Builder:
             if len(outputs) > 1:
                 value = self._graph.call_function(operator.getitem, (result, place))
             if (order := order_of(node.meta["val"])) is not None:
-                # What follows may be a view that only these strides allow.
+                # A later operation may be a view that only these strides allow.
                 value = self._graph.call_function(ordered, (value, order))
             self._found[node] = value
 
@@ -304,7 +304,7 @@ class _Builder:
         self._placeholders_first([self._found[node] for node in order])
         held = [self._captured.held[node] for node in self._held]
         module = fx.GraphModule(self._modules, self._graph)
-        # Parts have no hooks: their calls need not be those of modules.
+        # Parts have no hooks: forward is called directly, not the module.
         vars(module).update(self._parts)
         return module.forward, held, [self._captured.given[node] for node in self._given]
 
@@ -387,7 +387,7 @@ def _lies_in_order(node: fx.Node) -> bool:
 
 
 def _statistics(captured: Captured) -> list[Held]:
-    """The weights that are stored statistics of a normalization."""
+    """The weights that are running statistics of a batch normalization."""
     operands = {
         operand: None
         for node in captured.module.graph.nodes
@@ -457,7 +457,7 @@ def _saved(node: ir.Node) -> float:
     """The seconds that a node saves in a part."""
     types = [tuple(value.type for value in each) for each in (node.inputs, node.outputs)]
     if node.op.kind == "movement" or isinstance(node.op, (ops.Identity, ops.Dropout)):
-        return 0.0  # mostly views, there as here
+        return 0.0  # mostly views, in PyTorch as in a part
     cost = node.op.cost(*types)
     if isinstance(node.op, ops.Conv2d):
         return _CONVOLUTION + cost.operations * _CONVOLVED

@@ -32,8 +32,8 @@ class Programs:
     def __init__(
         self, name: str, limit: int, kept_for: str = "sizes of arguments", warns: bool = True
     ) -> None:
-        """kept_for: what there are programs for, in the plural; warns: whether to warn when there
-        are more of these than are kept."""
+        """limit: the number of programs that are kept; kept_for: what keys are, in the plural, for
+        messages; warns: whether to warn, once, when a program is dropped."""
         self._name = name
         self._has_warned = not warns
         #: Hashes of the keys for which programs were ever made.

@@ -433,7 +433,7 @@ class Pair:
 
 
 class _Through(torch.autograd.Function):
-    """A part as one operation on PyTorch's tape."""
+    """A part as one autograd function on PyTorch's tape."""
 
     @staticmethod
     def forward(

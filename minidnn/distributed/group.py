@@ -88,7 +88,7 @@ def connect(device: str | None) -> RankGroup:
 
 
 class GlooGroup(ConsensusCheck):
-    """Ranks on CPUs, over the sockets of Gloo, which comes with PyTorch."""
+    """Ranks on CPUs, which communicate over Gloo; it comes with PyTorch."""
 
     def __init__(self, place: RankInfo) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ from minidnn.errors import MiniDNNError
 
 
 class DistributedError(MiniDNNError, RuntimeError):
-    """Processes cannot train together: nobody said how many they are, or one of them is gone."""
+    """Processes cannot train together: their number is not known, or one of them is gone."""
 
 
 #: Added to a launcher's MASTER_PORT, on which torchrun itself listens.
@@ -175,7 +175,7 @@ class _Line:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._file = connection.makefile("rb")
-        #: Why there is nothing more to receive.
+        #: Why :meth:`receive` returned None.
         self.ended = _KILLED
         self._lock = threading.Lock()
 
@@ -185,7 +185,7 @@ class _Line:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None if the other side is gone, or silent for too long."""
+        """Returns the next message; None if the other side is gone, or silent for too long."""
         try:
             line = self._file.readline()
             message = json.loads(line) if line.endswith(b"\n") else None
@@ -353,7 +353,7 @@ class RankWatch:
             return other == rank
         if self.place.rank == 0:
             self._tell(message, but=other)
-        if gone is not None:  # it waits for that rank already
+        if gone is not None:  # this rank waits for that one already
             self._fail({"rank": self.place.rank, "failed": _LEFT.format(rank=gone)})
         return other == rank
 
@@ -372,7 +372,7 @@ class RankWatch:
         """Sends a message over all connections but one."""
         for rank, line in self._lines.items():
             if rank != but:
-                with suppress(OSError):  # it is gone, which is known or soon will be
+                with suppress(OSError):  # that rank is gone, which is noticed elsewhere
                     line.send(message)
 
     def _end(self, message: dict[str, Any]) -> None:

@@ -377,7 +377,7 @@ def sheet(title: str, parts: Sequence[tuple[str, Sequence[tuple[str, str]]]], ac
                 heights.append(int(picture.split('"')[1].split()[3]))
                 told = escape(shorten(name, _LONGEST, placeholder=" ..."))
                 text.append(f'<text x="{x}" y="{top + 12}" font-weight="600">{told}</text>')
-                # A picture in a picture is clipped, which takes seconds to draw as PNG.
+                # Nested svg elements would be clipped, which takes seconds to draw as PNG.
                 inside = picture.partition(">")[2].removesuffix("</svg>")
                 text.append(f'<g transform="translate({x} {top + 18})">{inside}</g>')
             top += max(heights) + 40

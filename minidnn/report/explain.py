@@ -162,7 +162,7 @@ def contracts(node: Node) -> bool:
 
 
 def describe(node: Node) -> str:
-    """The operators of a region, with the layers of those that have weights."""
+    """Describes a region by its operators, with the layers of those that have weights."""
     if not isinstance(node.op, Region):
         return f"{node.source}: {node.op.name}"
     names = " + ".join(_operator(n) for n in node.op.body.nodes)
@@ -246,12 +246,12 @@ class AutomaticPrecision:
 
 
 def percent(share: float) -> str:
-    """A share in percent, with two digits."""
+    """Formats a share in percent, with two digits."""
     return f"{100 * share:.2g} %" if math.isfinite(share) else "infinite"
 
 
 def milliseconds(seconds: float) -> str:
-    """A time in milliseconds, with three digits."""
+    """Formats a time in milliseconds, with three digits."""
     return f"{1e3 * seconds:.3g} ms"
 
 
@@ -311,7 +311,13 @@ class RegionTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """The regions in order, and the whole run; ``str`` gives the table."""
+    """The measured times of all regions, in order; ``str`` gives the table.
+
+    Attributes:
+        regions: the time of each region.
+        descriptions: the operators, layers and algorithm of each region.
+        runs: the number of runs of which times are medians.
+    """
 
     regions: tuple[RegionTime, ...]
     descriptions: tuple[str, ...]
@@ -321,7 +327,7 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """The sum over the regions."""
+        """The sum of the regions' seconds."""
         return sum(region.seconds for region in self.regions)
 
     def __str__(self) -> str:

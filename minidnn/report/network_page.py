@@ -355,7 +355,7 @@ def _shares(found: Mapping[str, float], total: float) -> list[Bar]:
 
 
 def _roofline(regions: Sequence[Any]) -> str:
-    """What regions reach, and what the machine's rates would allow them."""
+    """The chart of regions' rates of arithmetic under the machine's roofline."""
     series: dict[str, list[Dot]] = {}
     peaks, bandwidths, at_all = [], [], []
     for region in regions:
