@@ -129,6 +129,7 @@ def _write(
     code: Mapping[str, bytes | memoryview],
     constants: Sequence[np.ndarray],
 ) -> None:
+    """Writes header and parts to a temporary file, and renames it."""
     parts = {name: [memoryview(data)] for name, data in code.items()}
     parts[CONSTANTS] = list(_aligned(constants))
     listed: dict[str, list[Any]] = {}
@@ -285,6 +286,7 @@ class CompiledFile:
             )
 
     def _mapped(self) -> mmap.mmap:
+        """Maps the file, after checking that it begins as it must."""
         try:
             # Opening a named pipe would wait for its writer.
             if not stat.S_ISREG(os.stat(self.path).st_mode):
@@ -303,6 +305,7 @@ class CompiledFile:
             raise self.damaged(error.strerror or str(error)) from error
 
     def _header(self) -> dict[str, Any]:
+        """Reads the header, and compares it with its checksum."""
         _, version, size, digest = _START.unpack_from(self._data)
         if version not in (FORMAT, BATCHES_FORMAT):
             raise self.unsupported(

@@ -218,34 +218,34 @@ def _compile_named(
     def trace(shape: Any) -> Graph:
         return graph_of(opened, shape, states=store is not None)
 
-    def made(graph: Graph, own: Mapping[str, Any], strategy: str = "") -> Executable:
+    def build(graph: Graph, own: Mapping[str, Any], strategy: str = "") -> Executable:
         how = given | {"strategy": strategy} if strategy else given
-        found = _compile(
+        result = _compile(
             graph, None, device=device, options=own, is_ours=True, **how, store=kept["store"]
         )
         if graph.states and kept["store"] is None:
-            kept["store"] = found.store  # all programs share the states
-        return found
+            kept["store"] = result.store  # all programs share the states
+        return result
 
     untuned = {**options, "tune": False} if "tune" in options else options
 
     def compiled(graph: Graph, tunes: bool) -> Executable:
-        return made(graph, options if tunes else untuned)
+        return build(graph, options if tunes else untuned)
 
     def compiled_for_any_size(graph: Graph) -> Callable[[], Executable] | None:
-        alike = any_size_options(device, graph)
+        extra = any_size_options(device, graph)
         # cuDNN's functions take windows of one size.
-        if alike is None or given["strategy"] == "cudnn":
+        if extra is None or given["strategy"] == "cudnn":
             return None
         # Only strategies that compute layer by layer have kernels for any size.
         strategy = given["strategy"] if given["strategy"] in APART else "contractions"
-        return lambda: made(graph, {**untuned, **alike}, strategy)
+        return lambda: build(graph, {**untuned, **extra}, strategy)
 
     tunes = tune_option(options, "heuristic") != "heuristic"
-    others = has_user_code(opened) if isinstance(opened, Layer) else reads_code(opened)
-    looks = others or (not isinstance(opened, Layer) and looks_at_sizes(opened))
-    made_of = (shapes, trace, compiled, tunes, others, compiled_for_any_size, looks)
-    return DynamicExecutable(NetworkSource(*made_of), dims, **limits)
+    has_code = has_user_code(opened) if isinstance(opened, Layer) else reads_code(opened)
+    looks = has_code or (not isinstance(opened, Layer) and looks_at_sizes(opened))
+    arguments = (shapes, trace, compiled, tunes, has_code, compiled_for_any_size, looks)
+    return DynamicExecutable(NetworkSource(*arguments), dims, **limits)
 
 
 def compile_mixed(graph: Graph, *, device: str, precision: str, **options: Any) -> Executable:
@@ -447,6 +447,7 @@ def _forget_constants(optimized: Graph, original: Graph, kept: bool) -> None:
 
 
 def _check_supported(backend: Backend, plan: Plan, precision: str, given: Graph) -> None:
+    """UnsupportedError, with all reasons, if the backend cannot run the plan."""
     states = plan.graph.states
     if states and (reason := why_no_states(backend)) is not None:
         named = ", ".join(repr(state.name) for state in states[:3])

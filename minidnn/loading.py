@@ -77,6 +77,7 @@ _Entry = tuple[dict[str, Any], Mapping[str, str], np.ndarray]
 def _executable(
     file: CompiledFile, device: str | None, threads: int | None, check: bool
 ) -> Executable | BatchExecutable:
+    """Makes the executable of a file, for one batch or for a range of batches."""
     header = file.header
     kind = header["device"].partition(":")[0]
     if kind not in _RESTORE:
@@ -105,6 +106,7 @@ def _executable(
 def _restored(
     file: CompiledFile, entry: _Entry, kind: str, device: str, threads: int | None
 ) -> Executable:
+    """Makes the executable of one program."""
     network = entry[0]["network"]
     names = network["output_names"]
     interface = Interface(
@@ -127,6 +129,7 @@ def _restored(
 def _on_cpu(
     file: CompiledFile, entry: _Entry, interface: Interface, device: str, threads: int | None
 ) -> Program:
+    """Restores a program of the CPU."""
     from minidnn.backends.cpu.execution.stored import restore, why_not_here
 
     description, code, constants = entry
@@ -147,6 +150,7 @@ def _on_cpu(
 def _on_gpu(
     file: CompiledFile, entry: _Entry, interface: Interface, device: str, threads: int | None
 ) -> Program:
+    """Restores a program of a GPU."""
     from minidnn.backends.backend import get_backend
     from minidnn.backends.cuda.stored import restore, why_not_here
 

@@ -125,6 +125,7 @@ def _pillow(what: str) -> Any:
 
 
 def _check_file(path: str | os.PathLike[str]) -> None:
+    """PictureError if there is no regular file."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:

@@ -231,6 +231,7 @@ def _calls_of(examples: Any, interface: Interface) -> list[Call]:
 
 
 def _random_calls(interface: Interface) -> list[Call]:
+    """Random inputs of several calls, always the same."""
     for value in interface.inputs:
         if value.dtype not in (*FLOATS, *BYTES):
             raise GraphError(

@@ -106,6 +106,7 @@ class Preparation:
             object.__setattr__(self, "classes", _names(self.classes))
 
     def _numbers(self, name: str, given: Any) -> tuple[float, ...]:
+        """One number for each channel, checked, as a tuple."""
         listed = tuple(given) if isinstance(given, (tuple, list)) else ()
         are_numbers = all(type(each) in (int, float) and math.isfinite(each) for each in listed)
         if len(listed) != self.channels or not are_numbers or (name == "std" and 0 in listed):

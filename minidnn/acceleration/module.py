@@ -160,13 +160,15 @@ class OptimizedModule(StandsForContainer):
     ) -> None:
         """dynamic: the name and range of the batch, if it is dynamic."""
         super().__init__()
-        own = self.__dict__
-        own["original"] = original  # not as a child: names in the state dict stay what they are
+        attributes = self.__dict__
+        attributes["original"] = (
+            original  # not as a child: names in the state dict stay what they are
+        )
         for shared in (*_SHARED, *_STATE_HOOKS):
-            own[shared] = original.__dict__[shared]
-        own["_settings"] = settings
-        own["_dim"] = dynamic
-        own["_warned"] = {}  # the reasons of which there was a warning, in order
+            attributes[shared] = original.__dict__[shared]
+        attributes["_settings"] = settings
+        attributes["_dim"] = dynamic
+        attributes["_warned"] = {}  # the reasons of which there was a warning, in order
         self._forget()
 
     def _forget(self) -> None:
@@ -176,16 +178,16 @@ class OptimizedModule(StandsForContainer):
         reference = weakref.ref(pieces)
 
         def backend(module: Any, example: Sequence[Any]) -> Piece:
-            found = reference()  # PyTorch holds this function for ever
-            assert found is not None
-            return found.made(module, example)
+            current = reference()  # PyTorch holds this function for ever
+            assert current is not None
+            return current.made(module, example)
 
-        own = self.__dict__
-        own["pieces"] = pieces
-        own["_broken"] = pieces.broken
-        own["_late_hooks"] = LateHooks(self.original)
+        attributes = self.__dict__
+        attributes["pieces"] = pieces
+        attributes["_broken"] = pieces.broken
+        attributes["_late_hooks"] = LateHooks(self.original)
         dynamic = None if self._dim is not None else False
-        own["_run"] = captured(
+        attributes["_run"] = captured(
             self.original,
             backend,
             settings.strict,
@@ -331,6 +333,7 @@ class OptimizedModule(StandsForContainer):
         self._forget()
 
     def _warn_of_nothing(self) -> None:
+        """Warns if no program has a part, so that everything runs in PyTorch."""
         programs = self.programs
         if any(program.parts for program in programs) or GAINS_LESS in self.explain():
             return

@@ -110,6 +110,7 @@ class NamedProgram(SizedProgram):
         self.starts_early = False
 
     def _executable(self, graph: Graph, with_rows: set[int]) -> DynamicExecutable:
+        """Makes the executable for any batch; UnsupportedError if graphs of two batches differ."""
         batch, other = self._named_batch, self._named_batch.other
         second = convert(other.operations, other.constants, other.tensor, self.name).graph
         first = min(with_rows)

@@ -51,12 +51,12 @@ class Overlaps:
         known = self._known_of(leaves)
         if known.meet:
             return True
-        given = [(extent_of(leaves[place]), written) for place, written in self._given]
-        for index, (extent, written) in enumerate(given):
+        extents = [(extent_of(leaves[place]), written) for place, written in self._given]
+        for index, (extent, written) in enumerate(extents):
             if (known.every if written else known.written).meet(extent):
                 return True
             if written and any(
-                _meet(extent, other) for place, (other, _) in enumerate(given) if place != index
+                _meet(extent, other) for place, (other, _) in enumerate(extents) if place != index
             ):
                 return True
         return False

@@ -90,6 +90,7 @@ class CompiledPart(nn.Module):
         self._vectors = {dtype: EmptyVectors(sizes[dtype], dtype, self._device) for dtype in sizes}
 
     def forward(self, *tensors: torch.Tensor) -> Any:
+        """Returns the part's results, in the dtypes of PyTorch's."""
         if self.is_addressed and self.takes(tensors):
             return self.run_at(tensors)
         if self._on_cores and not self.shares_threads:

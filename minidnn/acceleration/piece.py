@@ -271,14 +271,14 @@ class Piece:
             named = [self._batch[place] for place in places]
             rows = _rows(inputs, named)
             if rows is not None:
-                done, result = self._kept.named.try_run(
+                was_taken, result = self._kept.named.try_run(
                     inputs,
                     named,
                     (self._identity, len(args), weights, *values.values()),
                     lambda: self._made_named(args, inputs, values, engine, rows),
                     args,
                 )
-                if done:
+                if was_taken:
                     return True, result
         key = trained, half, enabled, describe(inputs)
         if key in self._refused:
@@ -294,11 +294,11 @@ class Piece:
                 args,
             )
             if self._is_static:
-                own = None if trained else self._weights_of(args)
+                compiled_weights = None if trained else self._weights_of(args)
                 part = program.direct
                 # Dynamo makes another piece for tensors of other strides.
                 if part is None or part.takes([args[place] for place in program.places]):
-                    self._last = weakref.ref(program), own
+                    self._last = weakref.ref(program), compiled_weights
             return True, result
         except UnsupportedError as error:
             if str(error).startswith("strict=True"):
@@ -339,20 +339,21 @@ class Piece:
         half: str | None,
         enabled: bool,
     ) -> SizedProgram:
+        """Makes a program for these arguments; UnsupportedError if it would have no part."""
         for arg in filter(is_wrapper, args):
             raise UnsupportedError(
                 f"a {type(arg).__name__} is given, which has no memory of its own"
             )
         captured = self._captured(args, args, values, engine, trained, enabled)
-        own = [arg for place, arg in enumerate(args) if place not in self._weights]
-        said = self.settings.name, describe(own), self.settings.strict
+        arguments = [arg for place, arg in enumerate(args) if place not in self._weights]
+        description = self.settings.name, describe(arguments), self.settings.strict
         if trained:
             half = half or (self.settings.precision if self.settings.precision in HALVES else None)
             program: SizedProgram = TrainedProgram(
-                captured, engine, *said, half=half, weights=self._weights
+                captured, engine, *description, half=half, weights=self._weights
             )
         else:
-            program = SizedProgram(captured, engine, *said, among=self.is_among_others)
+            program = SizedProgram(captured, engine, *description, among=self.is_among_others)
         if not program.parts:
             why = f"nothing of it is taken:\n{program.why_nothing()}"
             reasons = set(program.left.values())
@@ -398,6 +399,7 @@ class Piece:
         return NamedProgram(captured, batches, engine, self.settings.name, given)
 
     def _leave(self, key: Any, reason: str, warns: bool = True) -> None:
+        """Notes that the piece runs in PyTorch, warns once, and raises if strict."""
         if self.settings.strict:
             raise UnsupportedError(
                 f"strict=True, and a piece of {self.settings.name} is left to PyTorch: {reason}"

@@ -82,10 +82,10 @@ class SizedProgram:
         graph = captured.module.graph
         self._results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
         #: The placeholders that parts write to themselves, and the result written to each.
-        self._own = own = self._own_writes()
+        self._own = own_writes = self._own_writes()
         #: The placeholders to which the first results are written after a run.
-        self._writes = [node for _, node in captured.writes if node not in own]
-        self._results = [result for result in self._results if result not in own.values()]
+        self._writes = [node for _, node in captured.writes if node not in own_writes]
+        self._results = [result for result in self._results if result not in own_writes.values()]
         self._read_first = _read_first(captured, self._results, self._writes)
         self.watch = self._watching()
         if self.watch.uncounted:
@@ -299,6 +299,7 @@ class _Builder:
         return self._found[node]
 
     def finish(self, results: Any) -> tuple[Callable[..., Any], list[Any], list[int]]:
+        """Returns the function, and its inputs: the held tensors, and the places of arguments."""
         self._graph.output(fx.map_arg(results, self.value))
         order = [*self._held, *self._given]
         self._placeholders_first([self._found[node] for node in order])

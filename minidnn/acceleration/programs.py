@@ -141,6 +141,7 @@ class Programs:
         return last.program if all(map(_is_like, leaves, last.types)) else None
 
     def _renewed(self, key: Any, program: SizedProgram, name: str) -> SizedProgram | None:
+        """Compiles a copy of a program again; None if a weight has another type."""
         if (refitted := program.watch.refitted()) is not None:
             log.info("%s: captured again: weight %s has another type", self._name, refitted)
             return None
@@ -155,16 +156,17 @@ class Programs:
         return program
 
     def _made(self, key: Any, leaves: Sequence[Any], make: Make) -> SizedProgram:
+        """Makes and caches a program, and warns once if another one was dropped for it."""
         start = time.perf_counter()
         with garbage_collection_paused():
             program = make()
         seconds = time.perf_counter() - start
         key_hash = hash(key)  # the key itself may hold tensors
-        again = ""
+        note = ""
         if key_hash in self._met and key not in self._found:
-            again = f", which had been dropped: {len(self._met)} {self._kept_for} so far"
+            note = f", which had been dropped: {len(self._met)} {self._kept_for} so far"
         self._met.add(key_hash)
-        log.info("%s: compiled in %.1f s for %s%s", self._name, seconds, program.sizes, again)
+        log.info("%s: compiled in %.1f s for %s%s", self._name, seconds, program.sizes, note)
         if self._keep(key, program) and not self._has_warned:
             self._has_warned = True
             log.warning(

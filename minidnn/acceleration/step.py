@@ -443,9 +443,11 @@ class _Through(torch.autograd.Function):
         given = pair.to_keep(tensors)  # before the part writes to any of it
         results, block = pair.run(tensors)
         kept = pair.kept if block is None else pair.kept_beside
-        own = () if block is None else (block,)
-        more = map(tensors.__getitem__, pair.more)
-        ctx.save_for_backward(*own, *given, *(results[place] for place in kept), *more)
+        block_tensors = () if block is None else (block,)
+        for_twice = map(tensors.__getitem__, pair.more)
+        ctx.save_for_backward(
+            *block_tensors, *given, *(results[place] for place in kept), *for_twice
+        )
         ctx.autocast = autocast_of(tensors[0]) if tensors else None
         ctx.has_block = block is not None
         ctx.pair = pair

@@ -118,26 +118,26 @@ class TrainedProgram(SizedProgram):
     def _part(self, level: Level, name: str) -> Part:
         """Converts a level to a part, whose differentiable results come first."""
         captured, within = self.captured, set(level.nodes)
-        own = {target: new for target, new in self._own.items() if new in within}
-        moved = set(own.values())
-        read = [
+        own_writes = {target: new for target, new in self._own.items() if new in within}
+        written_results = set(own_writes.values())
+        outputs = [
             node
             for node in level.nodes
-            if node not in moved and any(user not in within for user in node.users)
+            if node not in written_results and any(user not in within for user in node.users)
         ]
-        read.sort(key=lambda node: not is_tracked(node))
-        given = [*read, *own.values()]
+        outputs.sort(key=lambda node: not is_tracked(node))
+        results = [*outputs, *own_writes.values()]
         part = convert(
-            level.nodes, captured.constants, captured.tensor, name, results=given, trained=True
+            level.nodes, captured.constants, captured.tensor, name, results=results, trained=True
         )
         memory = Memory(captured.module.graph)
         written = {storage for _, node in captured.writes for storage in memory.of(node)}
         overwritten = {p for p, node in enumerate(part.inputs) if written & memory.of(node)}
         return replace(
             part,
-            outputs=tuple(read),
-            written=tuple(own),
-            differentiable=sum(map(is_tracked, read)),
+            outputs=tuple(outputs),
+            written=tuple(own_writes),
+            differentiable=sum(map(is_tracked, outputs)),
             overwritten=frozenset(overwritten),
         )
 

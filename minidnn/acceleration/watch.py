@@ -111,9 +111,9 @@ class Watch:
 
     def renew(self) -> None:
         """Takes the weights as they are now for unchanged."""
-        every = [(each, each.tensor) for each in (*self._held, *self._batches)]
+        weights = [(each, each.tensor) for each in (*self._held, *self._batches)]
         #: Tensors with a version counter: those of inference mode have none.
-        self._counted = [tensor for _, tensor in every if not tensor.is_inference()]
+        self._counted = [tensor for _, tensor in weights if not tensor.is_inference()]
         self._versions = list(map(_VERSION, self._counted))
         self._tensors = [each.tensor for each in self._held]
         self._addresses = array("Q", map(_ADDRESS, self._tensors))
@@ -125,7 +125,7 @@ class Watch:
                 *(each, tensor, None if tensor.is_inference() else tensor._version),
                 *(tensor.data_ptr(), weakref.ref(tensor.untyped_storage(), self._freed.append)),
             )
-            for each, tensor in every
+            for each, tensor in weights
         ]
         self._types = [(each, _type(each.tensor)) for each in self._held]
 

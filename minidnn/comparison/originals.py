@@ -202,6 +202,7 @@ def _array(name: str, given: Any) -> np.ndarray:
 def _inputs(
     wanted: Sequence[Value], given: Mapping[str, np.ndarray] | None, seed: int
 ) -> list[np.ndarray]:
+    """The arrays for the graph's inputs: the given ones, checked, or random ones."""
     if given is None:
         random = np.random.default_rng(seed)
         return [random_array(random, value.shape, numpy_dtype(value.dtype)) for value in wanted]
@@ -217,6 +218,7 @@ def _inputs(
 def _run(
     parsed: OnnxModel, names: Sequence[str], inputs: Mapping[str, np.ndarray]
 ) -> tuple[str, list[np.ndarray]]:
+    """Runs a model in ONNX Runtime; returns its version and the values of these names."""
     try:
         import onnxruntime
     except ImportError as error:

@@ -74,15 +74,15 @@ def find_rank(environment: Mapping[str, str] = os.environ) -> RankInfo:
 
     DistributedError if the variables are missing or make no sense.
     """
-    for starter, names in _NAMES.items():
+    for launcher, names in _NAMES.items():
         if names[0] in environment and names[1] in environment:
-            rank, size, local = (_number(environment, name, starter) for name in names)
+            rank, size, local = (_number(environment, name, launcher) for name in names)
             if not 0 <= rank < size:
                 raise DistributedError(
                     f"{names[0]}={rank} and {names[1]}={size}; valid are ranks from 0 to the size "
                     "less 1"
                 )
-            return RankInfo(rank, size, local, *_address(environment, starter, size))
+            return RankInfo(rank, size, local, *_address(environment, launcher, size))
     raise DistributedError(
         "distributed=True: no variable says which process this is and of how many; valid is to "
         f"start it by {_STARTERS}"
@@ -99,6 +99,7 @@ def _number(environment: Mapping[str, str], name: str, starter: str) -> int:
 
 
 def _address(environment: Mapping[str, str], starter: str, size: int) -> tuple[str, int]:
+    """The host and port at which rank 0 listens."""
     port = _PORT
     if "MASTER_PORT" in environment:
         port = _number(environment, "MASTER_PORT", starter) + _BEHIND

@@ -297,6 +297,7 @@ def _lines(chart: Chart, across: _Places, down: _Places) -> Iterator[str]:
 
 
 def _dots(chart: Chart, name: str, shade: str, across: _Places, down: _Places) -> Iterator[str]:
+    """The points of a series, and the line through them."""
     for hollow in (False, True):
         points = [dot for dot in chart.series[name] if dot.hollow == hollow]
         if chart.joined and len(points) > 1:
@@ -310,6 +311,7 @@ def _dots(chart: Chart, name: str, shade: str, across: _Places, down: _Places) -
 
 
 def _axes(frame: _Frame, across: _Places, down: _Places, x: Scale, y: Scale) -> Iterator[str]:
+    """The axes with their tick marks and labels."""
     above = float("inf")
     for value, told in down.ticks():
         at = down(value)

@@ -120,6 +120,7 @@ def _processor() -> list[Finding]:
 
 
 def _toolchain() -> list[Finding]:
+    """Checks ISPC and the C compiler."""
     from minidnn.backends.cpu.compilers import toolchain
 
     findings = []
@@ -333,6 +334,7 @@ def _supported() -> list[Finding]:
 
 
 def _cache() -> list[Finding]:
+    """Checks that the cache's folder can be used, and the space that is left."""
     from minidnn import cache
 
     root = cache.root()
@@ -357,6 +359,7 @@ def _cache() -> list[Finding]:
 
 
 def _device() -> list[Finding]:
+    """Finds the default device, and why better ones are not used."""
     from minidnn.backends.backend import default_device
 
     try:

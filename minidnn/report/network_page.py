@@ -250,6 +250,7 @@ def network_page(document: Document, beside: Document | None = None) -> str:
 
 
 def _parts(document: Document, beside: Document | None) -> Iterator[str]:
+    """The parts of the page, in order."""
     regions = [region for region in document["regions"] if seconds_of(region) > 0]
     total = sum(map(seconds_of, regions))
     kind = "measured" if any("seconds" in region for region in regions) else "predicted"
@@ -275,6 +276,7 @@ def _parts(document: Document, beside: Document | None) -> Iterator[str]:
 
 
 def _reading(document: Document, regions: Sequence[Any], total: float, kind: str) -> list[str]:
+    """The paragraphs that explain the page."""
     arena = document["arena"]
     example = max(regions, key=seconds_of, default=None)
     named = f", such as {label_of(example)}" if example is not None else ""
@@ -292,6 +294,7 @@ def _reading(document: Document, regions: Sequence[Any], total: float, kind: str
 
 
 def _time(regions: Sequence[Any], total: float) -> Iterator[str]:
+    """The figures of the part about times."""
     pieces = [
         (
             kind_of_region(one),
@@ -394,6 +397,7 @@ def _roofline(regions: Sequence[Any]) -> str:
 
 
 def _memory(document: Document) -> str:
+    """The chart of the memory in use during each region, if it is known."""
     used = document.get("memory")
     if not used:
         return ""
