@@ -138,13 +138,13 @@ def compile(
         store: where the graph's states live, shared with other programs; a layer's parameters are
             states then. Without one, states that the graph does not update are constants, and the
             others live in a store of the executable's own.
-        options: what the backend takes besides. With named sizes also ``keep``, for how many sizes
-            programs are kept (8), ``keep_bytes``, in how many bytes, weights included (any), and
-            ``background``, whether calls may go on while programs are made (True): see
+        options: further options of the backend. With named sizes also ``keep``, the number of sizes
+            for which programs are kept (8), ``keep_bytes``, their most bytes, weights included
+            (any), and ``background``, whether calls go on while programs are made (True): see
             :class:`minidnn.dynamic.executable.DynamicExecutable`.
 
     Returns:
-        What computes when it is called with arrays: with named sizes a DynamicExecutable.
+        An executable, which is called with arrays: with named sizes a DynamicExecutable.
 
     Raises:
         GraphError: the network or an argument is not legal.

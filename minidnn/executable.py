@@ -79,7 +79,7 @@ class Executable:
         self.precision = precision
         #: With ``precision="auto"``: the errors and times of all precisions; else None.
         self.automatic_precision: AutomaticPrecision | None = None
-        #: Where the graph's states live; None if it has none.
+        #: The store of the graph's states; None if it has none.
         self.store = store
         #: The dtypes of results if they differ from those that the program computes; else None.
         self.result_dtypes = None if results is None else [numpy_dtype(each) for each in results]
@@ -121,9 +121,9 @@ class Executable:
 
     @property
     def plan(self) -> Plan:
-        """The optimized graph with a place in memory for every value.
+        """The optimized graph with its memory plan: layouts, views and offsets of all values.
 
-        UnsupportedError for what was loaded from a file, which has none.
+        UnsupportedError for an executable that was loaded from a file, which has none.
         """
         if self._plan is None:
             raise UnsupportedError(
@@ -142,7 +142,7 @@ class Executable:
     def source(self) -> Graph:
         """The graph that was compiled, before passes changed it.
 
-        Its arrays are those of the network, and can be read as long as that lives and has the
+        Its arrays are the network's, and can be read as long as the network lives and has the
         weights that were compiled.  GraphError if the graph itself was the network and is gone.
         """
         source = self._source if self.plan is not None else None
@@ -255,11 +255,11 @@ class Executable:
         ]
 
     def bind(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
-        """What computes from these very arrays, into ``out`` or arrays of its own, each time it
-        is called without arguments: nothing is checked, copied or allocated.  Its ``outputs``
-        are the arrays that it writes.
+        """Returns a function without arguments that computes from these very arrays, into ``out``
+        or arrays of its own: a call checks, copies and allocates nothing.  Its ``outputs`` are
+        the arrays that it writes.
 
-        UnsupportedError if the device has no such thing, GraphError if something does not fit.
+        UnsupportedError if the device cannot bind arrays, GraphError if something does not fit.
         """
         if not isinstance(self.program, DeviceProgram):
             raise UnsupportedError(f"device {self.device!r} does not bind arrays; 'cuda' does")
@@ -272,9 +272,9 @@ class Executable:
         return results[0] if len(results) == 1 else tuple(results)
 
     def explain(self, measure: bool = False) -> str:
-        """What each region computes, from which layers, and what it is predicted to cost.
+        """Describes what each region computes, from which layers, and its predicted cost.
 
-        ``measure`` shows what :meth:`profile` measures on random inputs instead of predictions.
+        ``measure`` shows times that :meth:`profile` measures on random inputs instead.
         """
         if self._plan is None and not measure:
             return self._explained
@@ -287,8 +287,8 @@ class Executable:
         return explain(self.plan, self.device, self.precision + note, measured, chosen)
 
     def profile(self, *inputs: Any, runs: int = 9, **named: Any) -> Profile:
-        """The time of each region beside the machine's roofline, over several runs on inputs as
-        of a call, which leave states as they are.
+        """Measures the time of each region against the machine's roofline, over several runs on
+        inputs as of a call, which leave states unchanged.
 
         UnsupportedError if the device does not time regions.
         """

@@ -1,9 +1,9 @@
 """Layouts and dtypes of the values that a forward program keeps for its backward program.
 
-In half precision GPUs compute images in channels-last layout (NHWC); only tensors that PyTorch
-reads must be in PyTorch's layout.  A value whose channels are its last axis already, like the
-output of a linear layer, stays in the order of its axes.  Each value is kept in the layout in which
-it is computed, so that no transpose has to copy it.
+In half precision all devices but the CPU compute images in channels-last layout (NHWC); only
+tensors that PyTorch reads must be in PyTorch's layout.  A value whose channels are its last axis
+already, like the output of a linear layer, stays in the order of its axes.  Each value is kept in
+the layout in which it is computed, so that no transpose has to copy it.
 
 A float32 value that the backward program only reads cast to half precision is kept in half
 precision.

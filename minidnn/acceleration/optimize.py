@@ -1,4 +1,4 @@
-"""optimize: a PyTorch module in, a faster one of the same kind out."""
+"""optimize: makes a PyTorch module faster, behind the same interface."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def optimize(
 ) -> OptimizedModule:
     """A module that gives what ``module`` gives, with all that is known run by minidnn.
 
-    What is not known runs in PyTorch, in its place, on the same memory; ``explain()`` of the result
-    says what that is and why. Code that looks at values, prints or calls NumPy runs in Python,
-    between pieces that are taken. Parameters are shared with ``module``; when they change, the
-    result compiles again for inference. Where gradients are enabled, what is known runs both
-    ways, in evaluation mode too: weights are read where they lie, and gradients arrive in
-    ``.grad``; random numbers follow from PyTorch's generator, and are not its own.
+    Unknown operations run in PyTorch, in their place, on the same memory; ``explain()`` of the
+    result lists them with reasons. Code that looks at values, prints or calls NumPy runs in Python,
+    between compiled pieces. Parameters are shared with ``module``; when they change, the result
+    compiles again for inference. Where gradients are enabled, known operations run forward and
+    backward, in evaluation mode too: weights are read in PyTorch's memory, and gradients arrive in
+    ``.grad``; random numbers are seeded by PyTorch's generator, and are not its own.
 
     Args:
         module: a ``torch.nn.Module``; it is compiled for the mode that it is in. Its code runs once
@@ -46,7 +46,7 @@ def optimize(
         device: "cuda", "cpu" or another backend's name; None follows the tensors.
         precision, options: as :func:`minidnn.compile` takes them.
         strict: whether anything left to PyTorch is an error.
-        sizes: for so many sizes of arguments programs are kept.
+        sizes: the number of argument sizes for which programs are kept.
         dynamic: the batch, which is the first axis of all tensors: ``md.Dim("batch", 1, 64)``. One
             executable computes all batches in its range, new ones at once, as
             :class:`minidnn.dynamic.executable.DynamicExecutable` does it. Where the module's code
