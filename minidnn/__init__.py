@@ -147,7 +147,7 @@ __all__ = [
     "scalar",
 ]
 
-# The zoo's source lies in models/ beside this package and is installed as minidnn.models.  In a
+# The zoo's source is in models/ beside this package and is installed as minidnn.models.  In a
 # checkout there is no minidnn/models, so the package also looks where the checkout keeps it.  An
 # installed minidnn has its own models folder and never gets here.
 _here = Path(__file__).parent
@@ -184,8 +184,8 @@ def __dir__() -> list[str]:
 
 
 def _rest_before_forks() -> None:
-    """A child of a fork has none of the threads that PyTorch's OpenMP library would go on using,
-    and would wait for them for ever, in an operation of PyTorch's as in ours."""
+    """Ends PyTorch's OpenMP threads before a fork: the library would go on using them in the child,
+    which has none, and wait for them for ever."""
     if hasattr(sys.modules.get("torch"), "get_num_threads"):
         import_module("minidnn.acceleration.threads").end()
 

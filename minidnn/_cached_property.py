@@ -1,8 +1,8 @@
 """``functools.cached_property`` as Python 3.12 has it: without a lock.
 
-Until 3.11 it computes under a lock that all instances share.  Threads that compile wait for each
-other there, and a process that is forked meanwhile waits for ever.  Without it two threads may both
-compute a value, which is the same.
+Until 3.11 it computes under a lock that all instances share: threads that compile wait for each
+other, and a process that is forked meanwhile waits for ever.  Without the lock two threads may both
+compute a value, with the same result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a child of a fork must know, and a lock that a fork cannot leave locked for ever."""
+"""Fork safety: how this process was forked, and a lock that a fork cannot leave held for ever."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ import os
 import threading
 import weakref
 
-#: The process that imported minidnn; its children have it from there.
+#: The id of the process that imported minidnn; children of a fork inherit it.
 imported_by = os.getpid()
 
 
-#: Whether other threads of Python's ran when this process was forked: as last noted before one.
+#: Whether other Python threads ran before the last fork; and whether they did before any fork that
+#: led to this process.
 _had_threads = False
 _is_beside_threads = False
 
 
 def beside_threads() -> bool:
-    """Whether this process was forked while other threads ran, as one of its parents may have been:
-    what they had locked in libraries stays locked."""
+    """Whether this process, or one of its parents, was forked while other threads ran: locks that
+    these held in libraries stay locked."""
     return _is_beside_threads
 
 
 class ForkLock:
-    """Like :class:`threading.Lock` as a context manager, or :class:`threading.RLock`.
+    """A context manager like :class:`threading.Lock` or :class:`threading.RLock`, safe in forks.
 
     A child has only the thread that forked; a lock that another thread held at that moment would
     never be released there, so the child gets a new one.
 
     Args:
-        reentrant: whether the thread that holds it may take it again.
+        reentrant: whether the thread that holds the lock may acquire it again.
     """
 
     def __init__(self, reentrant: bool = False) -> None:

@@ -17,15 +17,15 @@ from minidnn._forks import ForkLock
 
 _lock = ForkLock()
 _inside: Counter[int] = Counter()
-"""How often each thread is in :func:`garbage_collection_paused`."""
+"""How many times each thread is inside :func:`garbage_collection_paused`, by thread id."""
 _was_enabled = False
 
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Meanwhile no collection begins by itself, in any thread; what the user turned off stays off.
+    """Disables automatic collection in all threads meanwhile; if the user disabled it, it stays so.
 
-    It may be entered again, and by several threads.
+    It is reentrant, and several threads may be in it.
     """
     global _was_enabled
     thread = threading.get_ident()
@@ -43,7 +43,7 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 def _resume() -> None:
-    """Lets collections begin again when no thread is left."""
+    """Enables collection again when no thread is inside any more."""
     for thread in [thread for thread, count in _inside.items() if not count]:
         del _inside[thread]
     if not _inside and _was_enabled:
@@ -51,7 +51,7 @@ def _resume() -> None:
 
 
 def _leave_others() -> None:
-    """In a child of a fork, which has only the thread that forked."""
+    """Forgets the other threads in a child of a fork, which has only the one that forked."""
     if _inside:
         for thread in _inside.keys() - {threading.get_ident()}:
             del _inside[thread]

@@ -1,7 +1,7 @@
-"""What people are used to call in PyTorch and Keras, and what to write here instead.
+"""Advice for names of PyTorch and Keras that minidnn lacks: what to write here instead.
 
-An attribute that is not there raises an error that says so.  It is an ``AttributeError`` as any
-other, so that ``hasattr`` and ``getattr`` with a default go on to work.
+Access to such an attribute raises an error with the advice.  It is an ``AttributeError``, so that
+``hasattr`` and ``getattr`` with a default work as usual.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _OF_TRAINING = dict.fromkeys(
     TRAINING,
 )
 
-#: Of a parameter.
+#: Advice for attributes of a parameter, by name.
 PARAMETER = _OF_TRAINING
 
-#: Of a layer, and so of a network.
+#: Advice for attributes of a layer, and so of a network.
 LAYER = _OF_TRAINING | {
     "add_module": "a layer is assigned to an attribute",
     "apply": "net.named_layers() gives all layers, with their paths",
@@ -65,7 +65,7 @@ _FIXED = "an executable is compiled for one device and precision: md.compile tak
 _WEIGHTS = "an executable has its weights in it: load and save those of the network, and compile it"
 _ARRAYS = "an executable is called with arrays: y = exe(x)"
 
-#: Of an executable.
+#: Advice for attributes of an executable.
 EXECUTABLE = (
     _OF_TRAINING
     | dict.fromkeys(("bfloat16", "cpu", "cuda", "double", "float", "half", "to"), _FIXED)
@@ -76,7 +76,7 @@ EXECUTABLE = (
 _NUMPY = "arrays are NumPy's, PyTorch's or anything with __dlpack__, taken as they are"
 _NO_GRADIENTS = "nothing is recorded for gradients, so there is nothing to switch off"
 
-#: Of the package itself.
+#: Advice for attributes of the package itself.
 FACE = {
     "Module": "md.Layer is the base class of layers and networks",
     "Tensor": _NUMPY,
@@ -98,7 +98,7 @@ FACE = {
 }
 
 
-#: Of the module of layers.
+#: Advice for attributes of :mod:`minidnn.layers`.
 LAYERS = {
     "Dense": "minidnn.layers.Linear is one, of so many input and output features",
     "Module": "minidnn.layers.Layer is the base class of layers and networks",
@@ -106,11 +106,11 @@ LAYERS = {
 
 
 class AbsentError(UnsupportedError, AttributeError):
-    """An attribute that other libraries have, and minidnn has not."""
+    """An attribute that other libraries have and minidnn lacks."""
 
 
 def instead_of_layer(given: object) -> str:
-    """What a message ends with about something that stands where a layer is wanted."""
+    """The end of a message about an object that is given where a layer is wanted, or ""."""
     if isinstance(given, type):
         return f"; it is a class: {given.__name__}(...) makes one"
     if isinstance(given, FunctionType):
@@ -124,14 +124,14 @@ def instead_of_layer(given: object) -> str:
 
 
 def check_mode(owner: Any, mode: bool) -> None:
-    """What ``train`` of a network or an executable does: nothing, or an error."""
+    """Does what ``train(mode)`` of a network or an executable does: nothing, or an error."""
     if mode:
         raise UnsupportedError(f"{type(owner).__name__}.train(): {TRAINING}")
 
 
 def absent(owner: Any, name: str, habits: dict[str, str]) -> NoReturn:
     """Raises what ``owner.name`` raises, from ``__getattr__``."""
-    if name in habits and not hasattr(type(owner), name):  # which a property that fails is
+    if name in habits and not hasattr(type(owner), name):  # not a property that failed
         kind = type(owner).__name__
         raise AbsentError(f"{kind} has no {name}: {habits[name]}")
     object.__getattribute__(owner, name)  # Python's own error, or that of the property

@@ -1,13 +1,13 @@
-"""What minidnn asks of PyTorch that PyTorch does not document, in one place.
+"""All private names of PyTorch that minidnn uses, in one place.
 
-Names without a promise come and go from one version to the next.  All of them are asked for when
-this module is imported, which happens before anything of PyTorch is used: a version that lacks one
-is refused at once, with the names of all that it lacks, and never in the middle of a capture.  A
-name that only newer accepted versions have says since when, and its function does without it.
+Private names come and go from one version to the next.  All of them are looked up when this module
+is imported, before anything else of PyTorch is used: a version that lacks one is refused at once,
+with the names of all that it lacks, and never in the middle of a capture.  A name that only newer
+accepted versions have is looked up with the version that introduced it, and may be None.
 
-No other module of minidnn names such a thing, but :mod:`minidnn._torch_streams`.  Of PyTorch's
-objects they read the attributes in :data:`ATTRIBUTES`.  ``tests/torch/test_internals.py`` holds
-both.
+No other module of minidnn uses private names, except :mod:`minidnn._torch_streams`.  The private
+attributes of PyTorch's objects that modules read are in :data:`ATTRIBUTES`.
+``tests/torch/test_internals.py`` checks both.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def _version() -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else (0, 0)
 
 
-#: PyTorch's, major and minor.
+#: The version of PyTorch: major and minor number.
 VERSION = _version()
 
 
 def _ask(name: str, since: tuple[int, int] = (0, 0)) -> Any:
-    """What PyTorch has by a dotted name, or None.  What is not there is noted as missing, but for a
-    name that is younger than this version."""
+    """Looks up a dotted name of PyTorch; None if there is none, which is noted as missing unless
+    this version is older than ``since``."""
     path, _, last = name.rpartition(".")
     owner: Any = torch.ops.aten if path == "torch.ops.aten" else None
     with contextlib.suppress(ImportError):
@@ -63,7 +63,7 @@ BatchNorm = _ask("torch.nn.modules.batchnorm._BatchNorm")
 
 # Hooks.
 RemovableHandle = _ask("torch.utils.hooks.RemovableHandle")
-#: Those that all modules have.
+#: The global hooks, which all modules call.
 GLOBAL_HOOKS: tuple[Any, ...] = (
     _ask("torch.nn.modules.module._global_forward_pre_hooks"),
     _ask("torch.nn.modules.module._global_forward_hooks"),
@@ -86,26 +86,26 @@ FakeTensorMode = _ask("torch._subclasses.fake_tensor.FakeTensorMode")
 ShapeEnv = _ask("torch.fx.experimental.symbolic_shapes.ShapeEnv")
 without_torch_function = _ask("torch._C.DisableTorchFunction")
 set_grad_enabled = _ask("torch._C._set_grad_enabled")
-#: What ``tensor.data`` is in what Dynamo hands over.
+#: The function that ``tensor.data`` becomes in Dynamo's graphs.
 data_of = _ask("torch._C._autograd._get_data_attr")
 enter_autocast = _ask("torch.amp.autocast_mode._enter_autocast")
 exit_autocast = _ask("torch.amp.autocast_mode._exit_autocast")
 
-# Operations that PyTorch makes, and nobody writes.
+# Operations that appear in captures only, never in users' code.
 to_copy = _ask("torch.ops.aten._to_copy")
 
 # Nested containers of tensors.
 pytree = _ask("torch.utils._pytree")
 
-# How a call is computed now.
+# The modes under which a call is computed now.
 are_transforms_active = _ask("torch._C._are_functorch_transforms_active")
 count_of_modes = _ask("torch._C._len_torch_dispatch_stack")
 is_tracing = _ask("torch._C._is_tracing")
 is_batched = _ask("torch._C._functorch.is_legacy_batchedtensor")
-#: Tells whether tensors are like others in class, dtype, device, sizes, strides and dispatch keys.
+#: Guards: compare tensors with others in class, dtype, device, sizes, strides and dispatch keys.
 TensorGuards: Any = _ask("torch._C._dynamo.guards.TensorGuards")
 is_wrapper = _ask("torch.utils._python_dispatch.is_traceable_wrapper_subclass")
-#: Whether the backward pass that runs now leaves what was kept for it to another one.
+#: Whether the backward pass that runs now retains the graph (``retain_graph``) for another one.
 keeps_graph: Any = _ask("torch._C._autograd._get_current_graph_task_keep_graph")
 
 # Several tensors at once.
@@ -116,11 +116,11 @@ copy_each = _ask("torch._foreach_copy_")
 _has_cuda = torch.backends.cuda.is_built()
 wait_on_gpu: Any = _ask("torch.cuda._sleep") if _has_cuda else None
 if _has_cuda and _version() < (2, 12) and torch.cuda.device_count() == 0:
-    # A build for GPUs on a machine without one: what the first capture sets here belongs to the
-    # thread that captures, and PyTorch 2.11 crashes when it captures after that thread has ended.
+    # A build for GPUs on a machine without one: the state that the first capture sets here belongs
+    # to its thread, and PyTorch 2.11 crashes when it captures after that thread has ended.
     _ask("torch._C._ensureCUDADeviceGuardSet")()
 
-#: What they hold is read whenever it is asked for.
+#: Modules whose attributes are read at each use.
 _forward_gradients = _ask("torch.autograd.forward_ad")
 _ask("torch.autograd.forward_ad._current_level")
 _compiler = _ask("torch.compiler")
@@ -133,14 +133,14 @@ def are_forward_gradients_computed() -> bool:
 
 
 def is_exporting() -> bool:
-    """What ``torch.compiler.is_exporting`` gives, which Dynamo of PyTorch 2.11 takes for True."""
+    """Like ``torch.compiler.is_exporting``, which Dynamo of PyTorch 2.11 takes for True."""
     return bool(_compiler._is_exporting_flag)
 
 
 @contextlib.contextmanager
 def unguarded(function: Callable[..., Any]) -> Iterator[None]:
-    """Has Dynamo take what a function of PyTorch's gives as it is, without a guard that its next
-    result is the same, as ``torch.compiler.assume_constant_result`` has it for ever."""
+    """Has Dynamo take a function's result as a constant, without a guard that it stays the same;
+    ``torch.compiler.assume_constant_result`` does so for ever."""
     marked: Any = torch.compiler.assume_constant_result(function)
     try:
         yield
@@ -148,7 +148,7 @@ def unguarded(function: Callable[..., Any]) -> Iterator[None]:
         del marked._dynamo_marked_constant
 
 
-#: What benchmarks alone ask for, as it takes seconds to import.
+#: Names that benchmarks alone use, since they take seconds to import.
 DEFERRED = (
     "torch._inductor.config",
     "torch._inductor.metrics",
@@ -157,7 +157,7 @@ DEFERRED = (
 
 
 def deferred(name: str) -> Any:
-    """One of :data:`DEFERRED`."""
+    """Looks up one of :data:`DEFERRED`; DeviceError if PyTorch lacks it."""
     path, _, last = name.rpartition(".")
     with contextlib.suppress(ImportError):
         import_module(name)
@@ -167,7 +167,7 @@ def deferred(name: str) -> Any:
     return found
 
 
-#: What attributes without a promise are read of PyTorch's objects, beside an object that has them.
+#: Private attributes that are read of PyTorch's objects, each with an object that has them.
 ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
         nn.Module(),

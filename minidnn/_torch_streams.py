@@ -1,6 +1,6 @@
-"""The address of PyTorch's current stream, which each call with its tensors on a GPU asks for.
+"""The address of PyTorch's current CUDA stream, which every call with GPU tensors needs.
 
-It stands apart from :mod:`minidnn._torch_internals`, as what captures need takes seconds to import.
+It is not in :mod:`minidnn._torch_internals`, which takes seconds to import for captures.
 """
 
 from __future__ import annotations
@@ -14,5 +14,6 @@ def _of_object(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-#: The documented way makes an object, which takes ten times as long.
+#: Returns a device's current stream as an integer.  The documented way makes an object, which takes
+#: ten times as long.
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _of_object)

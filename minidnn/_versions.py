@@ -14,7 +14,7 @@ __all__ = ["PYTHON", "SUPPORTED", "Supported", "numbers"]
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with.
+    """Returns the numbers that a version begins with.
 
     >>> numbers("2.13.0+cpu")
     (2, 13, 0)
@@ -33,7 +33,7 @@ class Supported:
         oldest: the first version that is supported.
         below: the first version that no longer is.
         cpu: the versions that tests run with on a CPU, oldest first.
-        gpu: those that they run with on a GPU.
+        gpu: the versions that tests run with on a GPU.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Supported:
 
     @property
     def range(self) -> str:
-        """As ``setup.cfg`` has it."""
+        """The range of versions as ``setup.cfg`` writes it."""
         return f">={self.oldest},<{self.below}"
 
     def takes(self, version: str) -> bool:
@@ -53,7 +53,7 @@ class Supported:
         return numbers(self.oldest) <= numbers(version) < numbers(self.below)
 
     def tested(self) -> str:
-        """What tests run with, as text."""
+        """Describes the versions that tests run with."""
         places = ((self.cpu, "CPU"), (self.gpu, "GPU"))
         return "; ".join(f"{', '.join(found)} on a {place}" for found, place in places if found)
 

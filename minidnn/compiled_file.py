@@ -1,16 +1,18 @@
-"""The file of a compiled network: what runs, for which machine, and packed weights to be mapped.
+"""The file format of a compiled network: code for one machine, and packed weights to be mapped.
 
-After 48 bytes (magic, format and length of the header as 32-bit numbers, its SHA-256) stands the
+After 48 bytes (magic, format and length of the header as 32-bit numbers, its SHA-256) comes the
 header as JSON: the version of minidnn, the device, the architecture and system that the code is
-for, the network's inputs and outputs, what the device makes a program of, and the parts of the
-file with offset, size and checksum.  Parts begin at pages: the code, and the constants.
+for, the network's inputs and outputs, the document from which the device restores a program, and
+the parts of the file with offset, size and checksum.  Parts are aligned to pages: the code, and the
+constants.
 
-A file for batches of any size has several programs, by the rows that each computes, which share the
-parts: equal code and equal constants stand there once.
+A file for batches of any size has several programs, by the number of rows that each computes.  They
+share the parts: equal code and equal constants are stored once.
 
-Header and code have a SHA-256, by which a library is known in a process, too.  Constants are large
-and need a checksum that is as fast as memory: CRC-32, one for each block.  Those that kernels use
-as indices come first, so that their blocks can be checked always: a wrong one ends the process.
+Header and code have a SHA-256, which also identifies a loaded library in a process.  Constants are
+large and need a checksum at the speed of memory: CRC-32, one for each block.  Constants that
+kernels use as indices come first, so that their blocks are always checked: a wrong index ends the
+process.
 """
 
 from __future__ import annotations
@@ -38,35 +40,35 @@ from minidnn.runtime.cores import usable_cores
 from minidnn.runtime.program import ALIGNMENT, StoredProgram, offsets_of
 
 MAGIC = b"\x89MDX\r\n\x1a\n"
-"""As in PNG: a file that was transferred as text differs."""
+"""The first bytes of a file; as in PNG, a transfer as text changes them."""
 FORMAT = 2
-"""Of files with one program."""
+"""The format of files with one program."""
 BATCHES_FORMAT = 3
-"""Of files with several, which split batches."""
+"""The format of files with several programs, for parts of batches."""
 ALREADY = "it is a compiled network's file, which minidnn.load(path) loads; "
-"""What a message says about one that stands where a network is wanted."""
+"""Part of a message about such a file that is given as a network."""
 CONSTANTS = "constants"
 _START = struct.Struct("<8sII32s")
 _PAGE = 4096
 _MAX_HEADER = 64 << 20
 _BLOCK = 1 << 20
-"""Bytes of constants that have one checksum."""
+"""The size in bytes of a block of constants, which has one checksum."""
 _MOST_THREADS = 8
 
 
 def system() -> str:
-    """What code must be made for beside the instruction set."""
+    """The operating system and machine that code is for, besides its instruction set."""
     return f"{sys.platform}-{os.uname().machine}" if hasattr(os, "uname") else sys.platform
 
 
 def check_path(path: Any) -> None:
-    """GraphError if a file cannot be written under this name, as it is none."""
+    """GraphError if ``path`` is not a path."""
     if not isinstance(path, (str, os.PathLike)):
         raise GraphError(f"save: path={path!r:.80} is a {type(path).__name__}; valid is a path")
 
 
 def is_compiled(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a file that begins like one of a compiled network."""
+    """Whether a regular file is there that begins like one of a compiled network."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
             return False
@@ -79,7 +81,8 @@ def is_compiled(path: str | os.PathLike[str]) -> bool:
 def write_compiled(
     path: str | os.PathLike[str], device: str, program: StoredProgram, network: dict[str, Any]
 ) -> None:
-    """Writes a file, which appears complete or not at all.
+    """Writes a program and the description of its network; the file appears complete or not at
+    all.
 
     Raises:
         OSError: it cannot be written.
@@ -98,8 +101,8 @@ def write_batches(
     programs: Sequence[tuple[dict[str, Any], StoredProgram]],
     network: dict[str, Any],
 ) -> None:
-    """Writes a file of several programs, each with what is said of it, as :func:`write_compiled`
-    does it.
+    """Writes a file of several programs, each with its own description, as :func:`write_compiled`
+    writes one.
 
     Raises:
         OSError: it cannot be written.
@@ -113,8 +116,8 @@ def write_batches(
     ]
     described = {"network": network, "programs": entries, "indices": shared.index_bytes}
     architecture = programs[0][1].architecture
-    given = (architecture, described, shared.code, shared.constants)
-    _write(path, device, BATCHES_FORMAT, *given)
+    contents = (architecture, described, shared.code, shared.constants)
+    _write(path, device, BATCHES_FORMAT, *contents)
 
 
 def _write(
@@ -126,6 +129,7 @@ def _write(
     code: Mapping[str, bytes | memoryview],
     constants: Sequence[np.ndarray],
 ) -> None:
+    """Writes header and parts to a temporary file, and renames it."""
     parts = {name: [memoryview(data)] for name, data in code.items()}
     parts[CONSTANTS] = list(_aligned(constants))
     listed: dict[str, list[Any]] = {}
@@ -145,22 +149,23 @@ def _write(
     text = json.dumps(header, separators=(",", ":")).encode()
     start = _START.pack(MAGIC, format, len(text), hashlib.sha256(text).digest())
     target = Path(path)
-    work = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:
-        with open(work, "xb") as file:
+        with open(temporary, "xb") as file:
             file.write(start + text)
             base = _up(file.tell(), _PAGE)
             for name, pieces in parts.items():
                 file.seek(base + listed[name][0])
                 file.writelines(pieces)
-        os.replace(work, target)
+        os.replace(temporary, target)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from error  # not the work file
+        raise OSError(error.errno, error.strerror, str(target)) from error  # not the temporary file
     finally:
-        work.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _aligned(arrays: Sequence[np.ndarray]) -> Iterator[memoryview]:
+    """The bytes of arrays, each padded to the alignment."""
     for array in arrays:
         yield array.view(np.uint8).data
         if rest := -array.nbytes % ALIGNMENT:
@@ -168,7 +173,7 @@ def _aligned(arrays: Sequence[np.ndarray]) -> Iterator[memoryview]:
 
 
 def _digest(pieces: Sequence[memoryview]) -> str:
-    """The SHA-256 of pieces that lie one after another."""
+    """The SHA-256 of the concatenation of pieces."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -176,21 +181,21 @@ def _digest(pieces: Sequence[memoryview]) -> str:
 
 
 def _sums(pieces: Sequence[memoryview]) -> list[int]:
-    """The CRC-32 of each block of pieces that lie one after another."""
+    """The CRC-32 of each block of the concatenation of pieces."""
     sums, filled = [0], 0
     for piece in pieces:
         while piece.nbytes:
             if filled == _BLOCK:
                 sums.append(0)
                 filled = 0
-            taken = piece[: _BLOCK - filled]
-            sums[-1] = zlib.crc32(taken, sums[-1])
-            filled, piece = filled + taken.nbytes, piece[taken.nbytes :]
+            chunk = piece[: _BLOCK - filled]
+            sums[-1] = zlib.crc32(chunk, sums[-1])
+            filled, piece = filled + chunk.nbytes, piece[chunk.nbytes :]
     return sums
 
 
 def _wrong_blocks(data: memoryview, sums: Sequence[int]) -> list[int]:
-    """The blocks of which the CRC-32 differs, found by as many threads as there is work for."""
+    """The numbers of the blocks whose CRC-32 differs, computed by several threads."""
     count = max(1, min(usable_cores(), _MOST_THREADS, len(sums) // 4))
     wrong: list[int] = []
 
@@ -209,15 +214,18 @@ def _wrong_blocks(data: memoryview, sums: Sequence[int]) -> list[int]:
 
 
 def _up(value: int, unit: int) -> int:
+    """Rounds up to a multiple."""
     return -(-value // unit) * unit
 
 
 class CompiledFile:
-    """A compiled network's file, mapped for reading, its length, header and code checked.
+    """A compiled network's file, mapped for reading; its length, header and code are checked.
 
-    Of the constants, which processes share, :meth:`check_constants` looks at all, or at indices.
+    :meth:`check_constants` checks the constants, which processes share: all, or those for indices.
 
     Attributes:
+        path: of the file.
+        header: the JSON header.
         splits_batches: whether it has several programs, for parts of batches.
 
     Raises:
@@ -244,11 +252,11 @@ class CompiledFile:
         return f"compiled network {str(self.path)!r}"
 
     def damaged(self, problem: str) -> WeightsError:
-        """The exception that says what is wrong with this file."""
+        """Makes the exception for a damaged file."""
         return WeightsError(f"{self} cannot be loaded: {problem}")
 
     def unsupported(self, problem: str) -> UnsupportedError:
-        """The exception that says for what it is, and what to do."""
+        """Makes the exception for a file that this machine or version cannot use."""
         return UnsupportedError(
             f"{self} {problem}; compile the network again, as it is to be loaded, and save that"
         )
@@ -263,10 +271,10 @@ class CompiledFile:
         return str(self.header["parts"][name][2])
 
     def check_constants(self, *, all: bool) -> None:
-        """WeightsError if they are not those that were written.
+        """WeightsError if constants differ from their checksums.
 
         Args:
-            all: whether weights are looked at, too, or only what kernels use as indices.
+            all: whether weights are checked, too, or only constants that kernels use as indices.
         """
         sums, data = self.header["parts"][CONSTANTS][2], self.part(CONSTANTS).data
         if not all:
@@ -278,6 +286,7 @@ class CompiledFile:
             )
 
     def _mapped(self) -> mmap.mmap:
+        """Maps the file, after checking that it begins as it must."""
         try:
             # Opening a named pipe would wait for its writer.
             if not stat.S_ISREG(os.stat(self.path).st_mode):
@@ -292,10 +301,11 @@ class CompiledFile:
                 if len(start) < _START.size:
                     raise self.damaged(f"it has {len(start)} bytes: it is truncated")
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:  # its text has the path, which stands here already
+        except OSError as error:  # its text has the path, which the message has already
             raise self.damaged(error.strerror or str(error)) from error
 
     def _header(self) -> dict[str, Any]:
+        """Reads the header, and compares it with its checksum."""
         _, version, size, digest = _START.unpack_from(self._data)
         if version not in (FORMAT, BATCHES_FORMAT):
             raise self.unsupported(
@@ -325,16 +335,16 @@ class CompiledFile:
 
 @dataclass(frozen=True)
 class _SharedPrograms:
-    """Programs whose constants and code are shared.
+    """Several programs with their constants and code deduplicated.
 
     Attributes:
-        documents: of each program, for the constants that all share.
-        places: for each program that has its own constants their offset and bytes; None for one
-            that reads all.
-        code: what is executed, by the names of parts of the file.
-        code_names: for each program the part by the name that the program has for it.
-        constants: of all programs, those first that may be used as indices.
-        index_bytes: how many bytes these take.
+        documents: the document of each program, with offsets in the shared constants.
+        places: the offset and size in bytes of each program's constants; None for a program whose
+            document has the offset of each constant.
+        code: the code, by the names of parts of the file.
+        code_names: for each program the names of these parts, by its own names for them.
+        constants: the constants of all programs; those that may be used as indices come first.
+        index_bytes: the size of these in bytes.
     """
 
     documents: list[dict[str, Any]]
@@ -346,9 +356,10 @@ class _SharedPrograms:
 
 
 def share(programs: Sequence[StoredProgram]) -> _SharedPrograms:
-    """The programs with common constants and code.
+    """Deduplicates the constants and the code of programs.
 
-    Those that cannot say where each constant is have all in one array, which two may share.
+    A program whose document cannot take offsets of single constants has all in one array, which
+    two programs may share.
     """
     constants: list[np.ndarray] = []
     numbers: dict[bytes, int] = {}
@@ -360,8 +371,8 @@ def share(programs: Sequence[StoredProgram]) -> _SharedPrograms:
             constants.append(array)
         return numbers[digest]
 
-    split = [_indices(program) for program in programs]
-    for program, count in zip(programs, split, strict=True):
+    index_counts = [_indices(program) for program in programs]
+    for program, count in zip(programs, index_counts, strict=True):
         for array in program.constants[:count]:
             number(array)
     indices = len(constants)
@@ -369,21 +380,21 @@ def share(programs: Sequence[StoredProgram]) -> _SharedPrograms:
     offsets = offsets_of(constants)
     documents: list[dict[str, Any]] = []
     places: list[tuple[int, int] | None] = []
-    for program, own in zip(programs, used, strict=True):
-        at = [offsets[each] for each in own]
+    for program, own_numbers in zip(programs, used, strict=True):
+        own_offsets = [offsets[each] for each in own_numbers]
         if program.placed is not None:
-            documents.append(program.placed(at))
+            documents.append(program.placed(own_offsets))
             places.append(None)
         else:
             (array,) = program.constants
             documents.append(program.document)
-            places.append((at[0], array.nbytes))
+            places.append((own_offsets[0], array.nbytes))
     index_bytes = offsets_of([*constants[:indices], np.empty(0)])[-1]
     return _SharedPrograms(documents, places, *_shared_code(programs), constants, index_bytes)
 
 
 def _indices(program: StoredProgram) -> int:
-    """How many constants, from the first on, may be used as indices."""
+    """The number of constants, from the first on, that kernels may use as indices."""
     offsets = offsets_of(program.constants)
     return sum(offset < program.index_bytes for offset in offsets)
 
@@ -391,16 +402,17 @@ def _indices(program: StoredProgram) -> int:
 def _shared_code(
     programs: Sequence[StoredProgram],
 ) -> tuple[dict[str, bytes | memoryview], list[dict[str, str]]]:
+    """The distinct code of programs by part, and for each program its parts by its own names."""
     code: dict[str, bytes | memoryview] = {}
     known: dict[bytes, str] = {}
     names = []
     for place, program in enumerate(programs):
-        own = {}
+        part_names = {}
         for name, data in program.code.items():
             digest = hashlib.sha256(data).digest()
             if digest not in known:
                 known[digest] = f"{name} of program {place}"
                 code[known[digest]] = data
-            own[name] = known[digest]
-        names.append(own)
+            part_names[name] = known[digest]
+        names.append(part_names)
     return code, names

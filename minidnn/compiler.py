@@ -1,4 +1,4 @@
-"""compile: from a network to an executable."""
+"""compile: from a network to an executable, through the passes, the plan and a backend."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from minidnn.runtime.store import Store
 log = logging.getLogger(__name__)
 
 _IN_FULL = ("float32", "tf32")
-"""Precisions in which values have the dtypes that the network says."""
+"""Precisions that keep the dtypes of the network's values."""
 
 
 @overload
@@ -138,13 +138,13 @@ def compile(
         store: where the graph's states live, shared with other programs; a layer's parameters are
             states then. Without one, states that the graph does not update are constants, and the
             others live in a store of the executable's own.
-        options: what the backend takes besides. With named sizes also ``keep``, for how many sizes
-            programs are kept (8), ``keep_bytes``, in how many bytes, weights included (any), and
-            ``background``, whether calls may go on while programs are made (True): see
+        options: further options of the backend. With named sizes also ``keep``, the number of sizes
+            for which programs are kept (8), ``keep_bytes``, their most bytes, weights included
+            (any), and ``background``, whether calls go on while programs are made (True): see
             :class:`minidnn.dynamic.executable.DynamicExecutable`.
 
     Returns:
-        What computes when it is called with arrays: with named sizes a DynamicExecutable.
+        An executable, which is called with arrays: with named sizes a DynamicExecutable.
 
     Raises:
         GraphError: the network or an argument is not legal.
@@ -183,18 +183,18 @@ def _compile_fastest(
     observe: Observer | None,
     **how: Any,
 ) -> Executable:
-    """Compiles a network in several precisions, and returns the fastest that errs little."""
+    """Compiles a network in several precisions, and returns the fastest within the tolerance."""
     device = _default_device() if device is None else device
     graph = graph_of(network, shape)
-    arrays = [constant.data for constant in constants(graph)]  # which each program lets go of
+    arrays = [constant.data for constant in constants(graph)]  # held, as each program forgets them
 
     def compiled(precision: str, observe: Observer | None) -> Executable:
-        own = {**how, "device": device, "precision": precision, "observe": observe}
-        return _compile(graph, None, is_ours=graph is not network, **own)
+        settings = {**how, "device": device, "precision": precision, "observe": observe}
+        return _compile(graph, None, is_ours=graph is not network, **settings)
 
-    found = fastest(graph, get_backend(device), compiled, tolerance, examples, observe)
+    executable = fastest(graph, get_backend(device), compiled, tolerance, examples, observe)
     del arrays
-    return found
+    return executable
 
 
 def _compile_named(
@@ -218,41 +218,41 @@ def _compile_named(
     def trace(shape: Any) -> Graph:
         return graph_of(opened, shape, states=store is not None)
 
-    def made(graph: Graph, own: Mapping[str, Any], strategy: str = "") -> Executable:
+    def build(graph: Graph, own: Mapping[str, Any], strategy: str = "") -> Executable:
         how = given | {"strategy": strategy} if strategy else given
-        found = _compile(
+        result = _compile(
             graph, None, device=device, options=own, is_ours=True, **how, store=kept["store"]
         )
         if graph.states and kept["store"] is None:
-            kept["store"] = found.store  # states are those of all programs
-        return found
+            kept["store"] = result.store  # all programs share the states
+        return result
 
     untuned = {**options, "tune": False} if "tune" in options else options
 
     def compiled(graph: Graph, tunes: bool) -> Executable:
-        return made(graph, options if tunes else untuned)
+        return build(graph, options if tunes else untuned)
 
     def compiled_for_any_size(graph: Graph) -> Callable[[], Executable] | None:
-        alike = any_size_options(device, graph)
-        # cuDNN's functions are given windows of one size.
-        if alike is None or given["strategy"] == "cudnn":
+        extra = any_size_options(device, graph)
+        # cuDNN's functions take windows of one size.
+        if extra is None or given["strategy"] == "cudnn":
             return None
-        # Only what is computed layer by layer has such kernels.
+        # Only strategies that compute layer by layer have kernels for any size.
         strategy = given["strategy"] if given["strategy"] in APART else "contractions"
-        return lambda: made(graph, {**untuned, **alike}, strategy)
+        return lambda: build(graph, {**untuned, **extra}, strategy)
 
     tunes = tune_option(options, "heuristic") != "heuristic"
-    others = has_user_code(opened) if isinstance(opened, Layer) else reads_code(opened)
-    looks = others or (not isinstance(opened, Layer) and looks_at_sizes(opened))
-    made_of = (shapes, trace, compiled, tunes, others, compiled_for_any_size, looks)
-    return DynamicExecutable(NetworkSource(*made_of), dims, **limits)
+    has_code = has_user_code(opened) if isinstance(opened, Layer) else reads_code(opened)
+    looks = has_code or (not isinstance(opened, Layer) and looks_at_sizes(opened))
+    arguments = (shapes, trace, compiled, tunes, has_code, compiled_for_any_size, looks)
+    return DynamicExecutable(NetworkSource(*arguments), dims, **limits)
 
 
 def compile_mixed(graph: Graph, *, device: str, precision: str, **options: Any) -> Executable:
-    """Compiles a graph that says itself which of its values are in half precision.
+    """Compiles a graph in mixed precision, whose types say which values are in half precision.
 
-    ``precision`` is that one, which says what the device does best with such values; the other
-    arguments, and what is raised, are those of :func:`compile`.
+    ``precision`` is "float16" or "bfloat16", for which the target is chosen; the other arguments,
+    and what is raised, are those of :func:`compile`.
     """
     return _compile(graph, None, device=device, precision=precision, options=options, mixed=True)
 
@@ -271,7 +271,8 @@ def _compile(
     mixed: bool = False,
     is_ours: bool = False,
 ) -> Executable:
-    """``is_ours``: the network is a graph that nobody else has."""
+    """``mixed``: the graph's types say which values are in half precision.  ``is_ours``: the graph
+    has no other owner, so that its arrays may be forgotten."""
     method, limit, options = check_strategy(strategy), _check_fuel(plain(fuel)), plain(options)
     if observe is not None and not callable(observe):
         raise GraphError(f"observe={observe!r:.80}; valid is a function of a pass and two graphs")
@@ -308,9 +309,9 @@ def _compile(
         assert isinstance(program, StatefulProgram), f"{device} says that it keeps states"
         known = set(store)
         program.attach(store)
-        # Nodes run in another order than those of the graph.
+        # The plan may run nodes in another order than the graph has them.
         store.arrange(state.name for state in graph.states if state.name not in known)
-    # A graph of the caller's is not kept alive: its arrays were not let go, and may be large.
+    # A graph of the caller's is not kept alive: it still has its arrays, which may be large.
     kept = graph is network and not is_ours
     source = ref(graph) if kept else partial(_itself, graph)
     rounded = computed is not graph and chosen != "float64"
@@ -333,8 +334,8 @@ def unsupported_nodes(
     strategy: str = "model",
     **options: Any,
 ) -> dict[str, str]:
-    """Why a device cannot run a graph: a reason for each node of the optimized graph that it
-    cannot run, by the node's name and operator.
+    """Returns why a device cannot run a graph: a reason for each unsupported node of the optimized
+    graph, by the node's name and operator.
 
     Takes arguments of :func:`compile` and raises what it raises for those.
     """
@@ -343,14 +344,14 @@ def unsupported_nodes(
     method = check_strategy(strategy)
     context = Context(check_target(backend.target(chosen, options), backend.name, method), method)
     graph = checked_graph(graph)
-    # What runs as it stands runs optimized, but where a pass changes dtypes.
+    # A graph that is supported as it is is so optimized, unless a pass changes dtypes.
     if chosen in _IN_FULL and not _reasons(backend, graph, chosen):
         return {}
     return _reasons(backend, optimize(graph, context), chosen)
 
 
 def _default_device() -> str:
-    """The default device; logged, and once as a warning where that is NumPy for want of others."""
+    """The default device, which is logged: with a warning, once, if it is the slow reference."""
     device, reasons = default_device()
     text = f"device {device!r} is used{''.join(f'; not {reason}' for reason in reasons)}"
     slow = device == "reference" and reasons and text not in _warned
@@ -369,6 +370,7 @@ def _check_store(store: Store | None) -> None:
 
 
 def _precision(backend: Backend, precision: str | None, graph: Graph) -> str:
+    """The precision to compute in: the one that was asked for, or the default for the graph."""
     known = backend.precisions()
     valid = [each for each in known if why_not_in(backend, each) is None]
     check_not_automatic(precision, "parts of networks", valid)
@@ -397,9 +399,10 @@ def _own_precision(graph: Graph) -> str | None:
 
 
 def _computed(backend: Backend, graph: Graph, precision: str, told: bool) -> Graph:
-    """The graph that is computed: one in float64 for that precision; one in float32 for a backend
-    whose inputs and outputs have no other floating-point dtype, warned of unless the caller has
-    ``told`` that precision.
+    """The graph in the dtype that the backend computes in.
+
+    It is in float64 for that precision, and in float32 for a backend whose inputs and outputs have
+    no other floating-point dtype, with a warning unless the caller named (``told``) the precision.
     """
     if precision == "float64":
         return in_dtype(graph, set(FLOATS) - {"float64"}, "float64")
@@ -428,22 +431,23 @@ def _check_fuel(fuel: int | None) -> int | None:
 
 
 def _forget_constants(optimized: Graph, original: Graph, kept: bool) -> None:
-    """Lets go of the arrays of an optimized graph: the program has them packed.
+    """Frees the arrays of an optimized graph, of which the program has packed copies.
 
-    Those that are outputs stay, and if the original graph is ``kept`` by the caller, its own.
-    Else these are forgotten too: values and their nodes refer to each other, so that a graph that
-    nobody needs lives on until Python looks for cycles.
+    Outputs keep theirs, and so does the original graph if the caller has it (``kept``).  Otherwise
+    its arrays are freed, too: values and nodes refer to each other, so that an unused graph lives
+    until Python's cyclic garbage collection.
     """
     held = {*optimized.outputs, *(constants(original) if kept else ())}
     for value in optimized.outputs:
         if isinstance(value, Constant):
-            _ = value.data  # perhaps to be computed from others
+            _ = value.data  # computed now, if it depends on other constants
     for constant in (*constants(optimized), *constants(original)):
         if constant not in held:
             constant.forget()
 
 
 def _check_supported(backend: Backend, plan: Plan, precision: str, given: Graph) -> None:
+    """UnsupportedError, with all reasons, if the backend cannot run the plan."""
     states = plan.graph.states
     if states and (reason := why_no_states(backend)) is not None:
         named = ", ".join(repr(state.name) for state in states[:3])
@@ -462,7 +466,7 @@ def _check_supported(backend: Backend, plan: Plan, precision: str, given: Graph)
 
 
 def _advice_on_dtype(backend: Backend, graph: Graph) -> str:
-    """What to do about a network in a dtype in which its device does not compute."""
+    """Advice for a network in a dtype that its device does not compute in, or ""."""
     own = _own_precision(graph)
     if own is None or own in backend.precisions():
         return ""
@@ -473,7 +477,7 @@ def _advice_on_dtype(backend: Backend, graph: Graph) -> str:
 
 
 def _advice_on_optimized(graph: Graph) -> str:
-    """What to compile instead of a graph that passes have changed, for a device they knew."""
+    """Advice for a graph that was optimized for one device already, or ""."""
     if not any(isinstance(node.op, (Region, Reorder)) for node in graph.nodes):
         return ""
     return (
@@ -484,6 +488,7 @@ def _advice_on_optimized(graph: Graph) -> str:
 
 
 def _reasons(backend: Backend, graph: Graph, precision: str) -> dict[str, str]:
+    """Why the backend cannot run nodes of a graph, by node."""
     return {
         f"node {node.name!r} ({node.op})": reason
         for node in graph.nodes

@@ -114,8 +114,8 @@ class MiniDNNWarning(UserWarning):
 
 
 def did_you_mean(name: object, valid: collections.abc.Iterable[str], most: int = 1) -> str:
-    """What a message about an unknown name ends with: ``; did you mean 'Conv2d'?``, or nothing if
-    no valid name is near.  Upper and lower case, and underscores, make no difference.
+    """Returns the end of a message about an unknown name: ``; did you mean 'Conv2d'?``, or "" if no
+    valid name is similar.  Case and underscores make no difference.
 
     >>> did_you_mean("Conv2D", ["Conv1d", "Conv2d", "Linear"])
     "; did you mean 'Conv2d'?"

@@ -32,7 +32,7 @@ from minidnn.runtime.program import (
     StreamProgram,
 )
 
-# A process that loads compiled networks needs neither graphs nor reports, which take longest.
+# A process that loads compiled networks imports neither graphs nor reports, which take longest.
 if TYPE_CHECKING:
     from minidnn.graph.ir import Graph
     from minidnn.preparation import Preparation
@@ -71,23 +71,23 @@ class Executable:
         self.interface = interface
         self._plan = plan
         self._source = source
-        #: What explain() says where there is no plan.
+        #: The text of explain() if there is no plan, as for a loaded network.
         self._explained = explained
         self.program = program
         self.device = device
-        #: What it computes in; "int8" if it multiplies bytes, as of a quantized network.
+        #: The precision that it computes in; "int8" for a quantized network.
         self.precision = precision
-        #: With ``precision="auto"``: why that one, with the errors and times of all.
+        #: With ``precision="auto"``: the errors and times of all precisions; else None.
         self.automatic_precision: AutomaticPrecision | None = None
-        #: Where the graph's states live; None if it has none.
+        #: The store of the graph's states; None if it has none.
         self.store = store
-        #: The dtypes of results where they are others than those that are computed.
+        #: The dtypes of results if they differ from those that the program computes; else None.
         self.result_dtypes = None if results is None else [numpy_dtype(each) for each in results]
-        #: Whether what is bfloat16 lies as it does in memory, where NumPy has float32.
+        #: Whether the program takes bfloat16 as bits (uint16); NumPy's arrays of it are float32.
         self._takes_bits = isinstance(program, AddressedProgram) and any(
             value.dtype == "bfloat16" for value in (*interface.inputs, *interface.outputs)
         )
-        # Asking a protocol takes longer than launching a kernel.
+        # A check against a runtime protocol takes longer than a kernel launch.
         self._call = program.call if isinstance(program, DeviceProgram) else None
 
     def __repr__(self) -> str:
@@ -121,9 +121,9 @@ class Executable:
 
     @property
     def plan(self) -> Plan:
-        """The optimized graph with a place in memory for every value.
+        """The optimized graph with its memory plan: layouts, views and offsets of all values.
 
-        UnsupportedError for what was loaded from a file, which has none.
+        UnsupportedError for an executable that was loaded from a file, which has none.
         """
         if self._plan is None:
             raise UnsupportedError(
@@ -142,7 +142,7 @@ class Executable:
     def source(self) -> Graph:
         """The graph that was compiled, before passes changed it.
 
-        Its arrays are those of the network, and can be read as long as that lives and has the
+        Its arrays are the network's, and can be read as long as the network lives and has the
         weights that were compiled.  GraphError if the graph itself was the network and is gone.
         """
         source = self._source if self.plan is not None else None
@@ -183,7 +183,7 @@ class Executable:
         write_compiled(path, self.device, stored, {**network, "preparation": metadata})
 
     def stored(self) -> tuple[StoredProgram, dict[str, Any]]:
-        """The program as a file has it, and what the file says of the network; raises what
+        """The program as a file has it, and the file's description of the network; raises what
         :meth:`save` raises."""
         if not isinstance(self.program, StorableProgram):
             raise UnsupportedError(
@@ -238,16 +238,16 @@ class Executable:
         return self.packed([wrap(array) for array in outputs])
 
     def _run_converting(self, arrays: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-        """Runs the program, and converts its results to the dtypes of those of the network."""
+        """Runs the program, and converts its results to the dtypes of the network's outputs."""
         computed = self._computed()
         self.program.run(arrays, computed)
         every = zip(self.interface.outputs, computed, outputs, strict=True)
-        with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite
+        with np.errstate(over="ignore"):  # numbers beyond float16's range become infinite
             for value, result, output in every:
                 output[...] = from_bits(result, value.dtype) if self._takes_bits else result
 
     def _computed(self) -> list[np.ndarray]:
-        """Arrays for what the program computes."""
+        """Allocates arrays for the program's outputs, in the dtypes that it computes."""
         bits = np.dtype(np.uint16)
         return [
             empty(v.shape, bits if self._takes_bits and v.dtype == "bfloat16" else self._dtype(v))
@@ -255,11 +255,11 @@ class Executable:
         ]
 
     def bind(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
-        """What computes from these very arrays, into ``out`` or arrays of its own, each time it
-        is called without arguments: nothing is checked, copied or allocated.  Its ``outputs``
-        are the arrays that it writes.
+        """Returns a function without arguments that computes from these very arrays, into ``out``
+        or arrays of its own: a call checks, copies and allocates nothing.  Its ``outputs`` are
+        the arrays that it writes.
 
-        UnsupportedError if the device has no such thing, GraphError if something does not fit.
+        UnsupportedError if the device cannot bind arrays, GraphError if something does not fit.
         """
         if not isinstance(self.program, DeviceProgram):
             raise UnsupportedError(f"device {self.device!r} does not bind arrays; 'cuda' does")
@@ -272,23 +272,23 @@ class Executable:
         return results[0] if len(results) == 1 else tuple(results)
 
     def explain(self, measure: bool = False) -> str:
-        """What each region computes, from which layers, and what it is predicted to cost.
+        """Describes what each region computes, from which layers, and its predicted cost.
 
-        ``measure`` shows what :meth:`profile` measures on random inputs instead of predictions.
+        ``measure`` shows times that :meth:`profile` measures on random inputs instead.
         """
         if self._plan is None and not measure:
             return self._explained
         from minidnn.report.explain import explain
 
         measured = str(self.profile(*self.random_inputs())) if measure else None
-        own = sorted({str(dtype) for dtype in self.result_dtypes or ()} - {"float32"})
-        said = f" (results in {' and '.join(own)})" if own else ""
+        dtypes = sorted({str(dtype) for dtype in self.result_dtypes or ()} - {"float32"})
+        note = f" (results in {' and '.join(dtypes)})" if dtypes else ""
         chosen = self.automatic_precision
-        return explain(self.plan, self.device, self.precision + said, measured, chosen)
+        return explain(self.plan, self.device, self.precision + note, measured, chosen)
 
     def profile(self, *inputs: Any, runs: int = 9, **named: Any) -> Profile:
-        """The time of each region beside the machine's roofline, over several runs on inputs as
-        of a call, which leave states as they are.
+        """Measures the time of each region against the machine's roofline, over several runs on
+        inputs as of a call, which leave states unchanged.
 
         UnsupportedError if the device does not time regions.
         """
@@ -314,6 +314,7 @@ class Executable:
         return [random_array(random, *each) for each in zip(shapes, dtypes, strict=True)]
 
     def _dtype(self, value: Endpoint) -> np.dtype:
+        """The dtype of an input or output as NumPy's arrays have it."""
         if self.precision == "float64" and "float" in value.dtype:
             return np.dtype(np.float64)
         return numpy_dtype(value.dtype)
@@ -321,13 +322,15 @@ class Executable:
     def _inputs(
         self, given: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[list[np.ndarray], Wrap]:
+        """The inputs as checked NumPy arrays, and a function that makes results of the kind of the
+        first input."""
         arrays: list[np.ndarray] = []
         wraps: list[Wrap] = []
         ordered = self.ordered(given, named)
         for value, array in zip(self.interface.inputs, ordered, strict=True):
             view, wrap = to_numpy(f"input {value.name!r}", array)
-            taken = self._checked(value, view)
-            arrays.append(to_bits(taken, value.dtype) if self._takes_bits else taken)
+            fitting = self._checked(value, view)
+            arrays.append(to_bits(fitting, value.dtype) if self._takes_bits else fitting)
             wraps.append(wrap)
         return arrays, wraps[0] if wraps else lambda result: result
 
@@ -343,7 +346,8 @@ class Executable:
     ) -> list[np.ndarray]:
         """The arrays that results are written to: those of ``out``, or new ones.
 
-        ``shapes``: instead of those of its own results.  GraphError if an array does not fit.
+        ``shapes``: the results' shapes, if not the network's own.  GraphError if an array does not
+        fit.
         """
         values = self.interface.outputs
         dtypes = self.result_dtypes or [self._dtype(value) for value in values]

@@ -1,4 +1,4 @@
-"""CuPy, imported on first use, with an answer for those who do not have it."""
+"""CuPy, imported on first use, with an error that says how to install it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _module: Any = None
 
 
 def cupy() -> Any:
-    """Return the module ``cupy``.
+    """Returns the module ``cupy``.
 
-    Raises :class:`~minidnn.errors.DeviceError` that says how to install it when it is missing,
-    and what is wrong when there is no usable GPU.
+    Raises :class:`~minidnn.errors.DeviceError`: with how to install CuPy if it is missing, or with
+    the reason why no GPU can be used.
     """
     global _module
     if _module is None:

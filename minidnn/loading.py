@@ -1,4 +1,4 @@
-"""Loading what an executable has saved."""
+"""load: from the file of a compiled network to an executable, without a compiler."""
 
 from __future__ import annotations
 
@@ -69,13 +69,15 @@ def load(
         ) from error
 
 
-#: What the file says of a program, the names of its code in the file, and its constants.
+#: The file's description of a program, the file's part for each of its code names, and the
+#: program's constants.
 _Entry = tuple[dict[str, Any], Mapping[str, str], np.ndarray]
 
 
 def _executable(
     file: CompiledFile, device: str | None, threads: int | None, check: bool
 ) -> Executable | BatchExecutable:
+    """Makes the executable of a file, for one batch or for a range of batches."""
     header = file.header
     kind = header["device"].partition(":")[0]
     if kind not in _RESTORE:
@@ -89,21 +91,22 @@ def _executable(
     file.check_constants(all=check)
     constants = file.part(CONSTANTS)
     if not file.splits_batches:
-        own = {name: name for name in header["parts"]}
-        return _restored(file, (header, own, constants), kind, device, threads)
+        code_parts = {name: name for name in header["parts"]}
+        return _restored(file, (header, code_parts, constants), kind, device, threads)
     network, programs, seconds = header["network"], {}, {}
     for said in header["programs"]:
         begin, size = said["constants"] or (0, constants.size)
         entry = said, said["code"], constants[begin : begin + size]
         programs[said["rows"]] = _restored(file, entry, kind, device, threads)
         seconds[said["rows"]] = said["seconds"]
-    wise = RowWise(tuple(network["inputs"]), tuple(network["outputs"]))
-    return BatchExecutable(Dim(*network["batch"]), wise, programs, seconds)
+    row_wise = RowWise(tuple(network["inputs"]), tuple(network["outputs"]))
+    return BatchExecutable(Dim(*network["batch"]), row_wise, programs, seconds)
 
 
 def _restored(
     file: CompiledFile, entry: _Entry, kind: str, device: str, threads: int | None
 ) -> Executable:
+    """Makes the executable of one program."""
     network = entry[0]["network"]
     names = network["output_names"]
     interface = Interface(
@@ -126,10 +129,11 @@ def _restored(
 def _on_cpu(
     file: CompiledFile, entry: _Entry, interface: Interface, device: str, threads: int | None
 ) -> Program:
+    """Restores a program of the CPU."""
     from minidnn.backends.cpu.execution.stored import restore, why_not_here
 
-    said, code, constants = entry
-    document = said["program"]
+    description, code, constants = entry
+    document = description["program"]
     if device != "cpu":
         raise GraphError(f"load: device={device!r}; valid is 'cpu'")
     if (reason := why_not_here(file.header["architecture"], document)) is not None:
@@ -146,6 +150,7 @@ def _on_cpu(
 def _on_gpu(
     file: CompiledFile, entry: _Entry, interface: Interface, device: str, threads: int | None
 ) -> Program:
+    """Restores a program of a GPU."""
     from minidnn.backends.backend import get_backend
     from minidnn.backends.cuda.stored import restore, why_not_here
 
@@ -153,8 +158,8 @@ def _on_gpu(
         raise GraphError(f"load: threads={threads!r}; {file} is for a GPU, which takes none")
     get_backend(device)  # DeviceError where it cannot be used
     index = int(device.partition(":")[2] or 0)
-    said, code, constants = entry
-    document = said["program"]
+    description, code, constants = entry
+    document = description["program"]
     if (reason := why_not_here(document, index)) is not None:
         raise file.unsupported(reason)
     return restore(document, lambda name: file.part(code[name]).data, constants, interface, index)

@@ -1,10 +1,10 @@
-"""How everything is measured: in turn, undisturbed, told as medians with intervals, and kept.
+"""Benchmarking: interleaved rounds, detection of other load, medians with intervals, result files.
 
-Contestants run one after another, so that whatever else the machine does strikes all of them; what
-it does is told and waited out.  Medians have confidence intervals that assume nothing about how
-times are distributed.  Figures are written with six digits of each, compact, to files that are
-never half written.  What a GPU does is timed by ``minidnn.cudnn.graph.timing`` (kernels, on CuPy's
-streams) and by ``minidnn.bench.gpu_timing`` (whole networks beside PyTorch's).
+Contestants run in turn, round by round, so that other load on the machine affects all of them; that
+load is measured, and disturbed measurements are repeated.  Medians have confidence intervals that
+assume no distribution of times.  Figures are written with six digits each, compact, to files that
+are never half written.  GPU work is timed by ``minidnn.cudnn.graph.timing`` (kernels, on CuPy's
+streams) and by ``minidnn.bench.gpu_timing`` (whole networks against PyTorch's).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ T = TypeVar("T")
 
 
 def orders(contestants: Sequence[T], first: int = 0) -> Iterator[list[T]]:
-    """The order of each round from number ``first`` on, without end: that of the round before,
-    turned by one."""
+    """Yields the order of contestants for each round from number ``first`` on, without end: each
+    order is the one before, rotated by one."""
     for number in count(first):
         turn = number % len(contestants)
         yield [*contestants[turn:], *contestants[:turn]]
 
 
 def interleaved(takes: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """What each gives in each of so many rounds."""
-    found: dict[str, list[T]] = {name: [] for name in takes}
+    """Calls each contestant once in every round; returns the results of each, by name."""
+    results: dict[str, list[T]] = {name: [] for name in takes}
     for _, order in zip(range(rounds), orders(list(takes)), strict=False):
         for name in order:
-            found[name].append(takes[name]())
-    return found
+            results[name].append(takes[name]())
+    return results
 
 
 @dataclass(frozen=True)
@@ -73,42 +73,45 @@ def median(samples: Sequence[float], confidence: float = 0.95) -> Estimate:
 
 
 def _chance(count: int, below: int) -> float:
-    """How probable it is that just so many of ``count`` samples lie below the true median."""
+    """The probability that exactly ``below`` of ``count`` samples are below the true median."""
     if count <= 1000:
         return comb(count, below) / 2**count
     ways = lgamma(count + 1) - lgamma(below + 1) - lgamma(count - below + 1)
-    return exp(ways - count * log(2))  # the whole numbers would have thousands of digits
+    return exp(ways - count * log(2))  # the integers would have thousands of digits
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
-    """The median of ``above[i] / below[i]``: samples of one round, taken under one clock."""
+    """The median of ``above[i] / below[i]``, whose samples are from the same round."""
     return median([a / b for a, b in zip(above, below, strict=True)])
 
 
 def compared(times: Mapping[str, Sequence[float]], to: str) -> dict[str, Any]:
-    """What is kept of engines' times round by round: medians, and for all but ``to`` the ratio to
-    it, each with its interval as an :class:`Estimate` has it."""
-    others = {name: found for name, found in times.items() if name != to}
+    """Summarizes engines' times, given round by round: the median of each, and its ratio to that of
+    ``to`` for all others, with intervals, as an :class:`Estimate` has them."""
+    others = {name: samples for name, samples in times.items() if name != to}
     return {
         "rounds": max(map(len, times.values())),
-        "seconds": {name: vars(median(found)) for name, found in times.items()},
-        "ratio": {name: vars(ratio(found, times[to])) for name, found in others.items()},
+        "seconds": {name: vars(median(samples)) for name, samples in times.items()},
+        "ratio": {name: vars(ratio(samples, times[to])) for name, samples in others.items()},
     }
 
 
 PROC = Path("/proc")
 
 DISTURBED = 0.1
-"""What was measured while other processes had that share of the cores is measured again."""
+"""The share of the cores' time taken by other processes from which a measurement is repeated."""
 
 QUIET_SHARE = 0.93
-"""Threads that got less of their cores than this were disturbed by other processes."""
+"""The share of their cores' time below which threads count as disturbed by other processes."""
 
 
 class LoadWatch:
-    """Looks at a process, and at the cores that this one may use, from its making on.
+    """Measures other processes' load on the cores that this process may use, from now on.
 
-    Where cores are handed out (``taskset``, containers), what others do on theirs does not count.
+    Where cores are assigned (``taskset``, containers), load on other cores does not count.
+
+    Args:
+        pid: the process that is measured, whose own load does not count.
     """
 
     def __init__(self, pid: int) -> None:
@@ -117,8 +120,8 @@ class LoadWatch:
         self._busy, self._own = _busy_ticks(), _ticks_of(pid)
 
     def others(self) -> float:
-        """The share of these cores' time since then that went to other processes; 0 where the
-        system does not tell.  The system counts in hundredths of a second."""
+        """The share of these cores' time since this was made that went to other processes; 0 where
+        the system does not tell.  The system counts in hundredths of a second."""
         ticks = _busy_ticks() - self._busy - (_ticks_of(self._pid) - self._own)
         seconds = ticks / os.sysconf("SC_CLK_TCK")
         passed = time.perf_counter() - self._start
@@ -133,31 +136,33 @@ def undisturbed(
     pause: float = 0.0,
     seconds: float = inf,
 ) -> tuple[float, T]:
-    """What ``take`` gives while others let the cores alone, and the share that they had.
+    """Measures while other processes leave the cores alone.
 
-    It is called again after ``pause`` seconds while they did not, ``tries`` times at most and none
-    after ``seconds``; then the least disturbed one counts.  ``before`` is called before each.
-    ``pid``: the process that is measured.
+    Calls ``take`` again after ``pause`` seconds as long as it was disturbed, ``tries`` times at
+    most, and not after ``seconds``; then the least disturbed call counts.  ``before`` is called
+    before each.  ``pid``: the process that is measured.
+
+    Returns the share of the cores' time that other processes had, and the result of ``take``.
     """
-    tried: list[tuple[float, T]] = []
+    results: list[tuple[float, T]] = []
     end = time.monotonic() + seconds
-    while len(tried) < tries and (not tried or time.monotonic() < end):
-        if tried:
+    while len(results) < tries and (not results or time.monotonic() < end):
+        if results:
             time.sleep(pause)
         before()
         watch = LoadWatch(pid)
-        found = take()
-        tried.append((watch.others(), found))
-        if tried[-1][0] < DISTURBED:
-            return tried[-1]
-    return min(tried, key=lambda one: one[0])
+        result = take()
+        results.append((watch.others(), result))
+        if results[-1][0] < DISTURBED:
+            return results[-1]
+    return min(results, key=lambda one: one[0])
 
 
 def timed(
     action: Callable[[], object], threads: int, share: float = QUIET_SHARE
 ) -> tuple[float, bool]:
-    """Seconds of a call on so many threads of this process, and whether they had at least this
-    share of their cores all the time."""
+    """The seconds of a call on ``threads`` threads of this process, and whether these had more
+    than ``share`` of their cores' time."""
     start, used = time.perf_counter(), time.process_time()
     action()
     seconds = time.perf_counter() - start
@@ -165,7 +170,7 @@ def timed(
 
 
 def _busy_ticks() -> int:
-    """Of these cores since the start: user, nice, system, interrupts, stolen by the host."""
+    """Busy clock ticks of these cores since boot: user, nice, system, interrupts, stolen time."""
     names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     try:
         lines = (PROC / "stat").read_text(encoding="ascii").splitlines()
@@ -180,7 +185,7 @@ def _busy_ticks() -> int:
 
 
 def _ticks_of(pid: int) -> int:
-    """Of a process with all of its threads, in user and kernel."""
+    """Clock ticks of a process with all of its threads, in user and kernel mode."""
     try:
         text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -191,7 +196,7 @@ def _ticks_of(pid: int) -> int:
 
 DIGITS = 6
 WIDTH = 400
-"""Of a line of a file, in characters."""
+"""The width of a line in a file, in characters."""
 
 
 def write_figures(path: Path, data: Any) -> None:
@@ -206,12 +211,12 @@ def write_figures(path: Path, data: Any) -> None:
 
 
 def line_of(figures: Any) -> str:
-    """Figures in one line of JSON."""
+    """Formats figures in one line of JSON."""
     return json.dumps(rounded(figures), separators=(",", ":"), allow_nan=False)
 
 
 def rounded(figures: Any) -> Any:
-    """The same with six digits of each number, which are more than times are known to."""
+    """The figures with six significant digits, more than the precision of any timing."""
     if isinstance(figures, float):
         return float(f"{figures:.{DIGITS}g}")
     if isinstance(figures, Mapping):
@@ -220,7 +225,7 @@ def rounded(figures: Any) -> Any:
 
 
 def _spread(figures: Any) -> str:
-    """JSON in which what is longer than a line's width has a line for each of its parts."""
+    """JSON in which a list or object that is longer than a line has a line for each element."""
     text = json.dumps(figures, separators=(",", ":"), allow_nan=False)
     if len(text) <= WIDTH or not isinstance(figures, dict | list):
         return text

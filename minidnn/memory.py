@@ -1,12 +1,12 @@
-"""Where the values of a graph lie in memory, and how long they are needed there.
+"""Memory planning: layouts, views and lifetimes of a graph's values, and their arena offsets.
 
-A graph says what is computed, and nothing of this.  Passes write their annotations into the
+A graph says what is computed, and nothing of memory.  Passes write :class:`Annotations` into the
 context, and the plan hands them to backends.
 
-Offsets of all storage in one arena are found greedily (Pisarchyk and Lee, "Efficient Memory
-Management for Deep Neural Net Inference", arXiv 2001.03288): storage is placed in some order, each
-in the tightest gap among those that live at the same time.  Several orders are tried and the
-smallest arena is taken.
+The offsets of all buffers in one arena are found greedily (Pisarchyk and Lee, "Efficient Memory
+Management for Deep Neural Net Inference", arXiv 2001.03288): buffers are placed in some order, each
+in the tightest gap between those whose lifetimes overlap its own.  Several orders are tried, and
+the smallest arena is taken.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.operator import Reshaping
 from minidnn.graph.operators import Concat, Reorder, TakeChannels, Transpose
 
-#: Storage begins at multiples of this many bytes: a cache line, an AVX-512 vector.
+#: The alignment of storage in bytes: a cache line, or an AVX-512 vector.
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a value lies inside a wider one: from ``channel`` of ``buffer`` on.
+    """The view of a value inside a wider one: its channels begin at ``channel`` of ``buffer``.
 
-    Channels are axis 1, and the elements of a vector.  A vector's elements lie side by side in a
-    wider one, too: its address says where, and kernels read and write it like any other.
+    Channels are axis 1; those of a vector are its elements.  A vector is contiguous inside a wider
+    vector, so that its address alone says where it is, and kernels access it like any other.
     """
 
     buffer: Value
@@ -40,37 +40,38 @@ class Placement:
 
 
 def channel_axis(value: Value) -> int:
-    """The axis along which a value may be a part of a wider one."""
+    """The axis along which a value may be a view of a wider one: axis 1, or a vector's axis 0."""
     return min(1, value.type.rank - 1)
 
 
 @dataclass(frozen=True)
 class Annotations:
-    """How the values of one graph lie, and which of its nodes are computed image after image."""
+    """What passes decide about memory: layouts, views, and nodes computed image after image."""
 
-    #: As the pass layout chose; NCHW where nothing is said.
+    #: The layouts that the pass ``layout`` chose; NCHW for values that are not in it.
     layouts: Mapping[Value, Layout] = field(default_factory=dict)
-    #: Values that are written straight into a wider one, as place_concat chose, and parts of one
-    #: that are read there, as place_parts chose.
+    #: Values that are views of wider ones: operands that are written into their concatenation, as
+    #: the pass ``place_concat`` chose, and channels that are read there, as ``place_parts`` did.
     placements: Mapping[Value, Placement] = field(default_factory=dict)
-    #: Runs of consecutive nodes that are computed image after image, as by_image chose: all of
-    #: them for one image before the next begins.
+    #: Runs of consecutive nodes that the pass ``by_image`` chose to compute one image at a time:
+    #: all nodes of a run for one image before the next image.
     groups: tuple[tuple[Node, ...], ...] = ()
 
     def layout(self, value: Value) -> Layout:
+        """The layout of a value."""
         return self.layouts.get(value, PLANAR)
 
     def place(self, value: Value) -> Placement:
-        """Where a value lies; one that was not placed lies in itself."""
+        """The view of a value; one without a placement is a view of itself."""
         return self.placements.get(value) or Placement(value, 0)
 
     def within(self, value: Value) -> Placement:
-        """Where a value lies in what begins at its address, as kernels have to know it."""
+        """The view of a value as kernels see it: vectors have an address of their own."""
         return Placement(value, 0) if value.type.rank < 2 else self.place(value)
 
     def copied(self, join: Node) -> Iterator[tuple[Value, int]]:
-        """The operands of a join that are not written where it lies, each with the place along
-        the joined axis that it is copied to."""
+        """The operands of a concatenation that must be copied, as they are not views of its result:
+        each with its offset along the concatenated axis."""
         assert isinstance(join.op, Concat)
         axis = join.op.axis % join.output.type.rank
         base, first = self.place(join.output), 0
@@ -81,8 +82,8 @@ class Annotations:
             first += value.shape[axis]
 
     def is_view(self, node: Node) -> bool:
-        """Whether a node only gives another shape or layout to storage that it shares with its
-        operand, or names a part of it."""
+        """Whether a node takes no kernel: its output shares its operand's storage, in another shape
+        or layout, or as some of its channels."""
         if isinstance(node.op, TakeChannels):
             return self._is_part(node, node.op)
         if not isinstance(node.op, (Reorder, Transpose, Reshaping)):
@@ -91,11 +92,11 @@ class Annotations:
         if isinstance(value, Constant):
             return False
         given = self.layout(value)
-        if isinstance(node.op, Reorder):  # whether there is but one channel, or one pixel
+        if isinstance(node.op, Reorder):  # whether there is only one channel, or one pixel
             _, channels, rows, columns = value.type.plane
             blocks = given.block, node.op.layout.block
             return max(blocks) <= 1 and 1 in (channels, rows * columns)
-        if isinstance(node.op, Transpose):  # whether moving channels is what layouts differ in
+        if isinstance(node.op, Transpose):  # whether the layouts differ by this transpose
             both = given, self.layout(node.output)
             if node.op.dims == (0, 2, 3, 1):
                 return both == (CHANNELS_LAST, PLANAR)
@@ -106,21 +107,21 @@ class Annotations:
         )
 
     def _is_part(self, node: Node, op: TakeChannels) -> bool:
-        """Whether the channels that a node takes lie where its operand has them."""
+        """Whether the channels that a node takes are a view of its operand."""
         first, place = op.first_of_run, self.placements.get(node.output)
         if first is None or place is None:
             return False
-        whole = self.place(node.inputs[0])
-        return place == Placement(whole.buffer, whole.channel + first)
+        operand_view = self.place(node.inputs[0])
+        return place == Placement(operand_view.buffer, operand_view.channel + first)
 
     def storage_bytes(self, value: Value, images: int | None = None) -> int:
-        """Bytes of a value's own storage, in its layout, rounded up to the alignment; for that
-        many images instead of all."""
+        """The size of a value's storage in bytes, in its layout, rounded up to the alignment; for
+        ``images`` images instead of the whole batch."""
         type = value.type if images is None else value.type.with_shape((images, *value.shape[1:]))
         return -(-self.layout(value).bytes(type) // ALIGNMENT) * ALIGNMENT
 
     def check(self, graph: Graph) -> None:
-        """Raises GraphError if this says something of what is not in the graph (any more)."""
+        """Raises GraphError if an annotation is about values or nodes that are not in the graph."""
         values = set(graph.values)
         buffers = (place.buffer for place in self.placements.values())
         for value in (*self.layouts, *self.placements, *buffers):
@@ -137,7 +138,7 @@ class Annotations:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """Storage of ``bytes`` that is in use from node ``first`` to node ``last``, both included."""
+    """Storage of ``bytes`` bytes that is in use from node ``first`` to node ``last``, inclusive."""
 
     value: Value
     bytes: int
@@ -149,8 +150,8 @@ class Lifetime:
 
 
 def storage_roots(graph: Graph, annotations: Annotations) -> dict[Value, Value]:
-    """For each value that is no constant the value whose storage it lies in: itself, a join, a
-    viewed one, or the state that it becomes in place."""
+    """For each value but constants the value whose storage holds it: itself, a concatenation, the
+    operand of a view, or the state that it updates in place."""
     roots = _roots(graph, annotations)
     inside = updates_in_place(graph, annotations, roots)
     return {value: inside.get(root, root) for value, root in roots.items()} if inside else roots
@@ -159,11 +160,11 @@ def storage_roots(graph: Graph, annotations: Annotations) -> dict[Value, Value]:
 def updates_in_place(
     graph: Graph, annotations: Annotations, roots: Mapping[Value, Value] | None = None
 ) -> dict[Value, State]:
-    """The values that are written straight over the state that they become.
+    """The values that are written straight over the states that they update.
 
     A value is if the node that computes it is the last that may read the state, and reads it, if
-    at all, element by element.  What else states become is kept until every node was computed; the
-    pass ``place_updates`` copies it.
+    at all, element by element.  Other new values of states are kept until every node has run; the
+    pass ``place_updates`` copies them.
     """
     if not graph.updates:
         return {}
@@ -173,14 +174,14 @@ def updates_in_place(
     buffers = {place.buffer for place in annotations.placements.values()}
     last = last_reads(graph, roots)
     grouped = {node for group in annotations.groups for node in group}
-    found: dict[Value, State] = {}
+    in_place: dict[Value, State] = {}
     for state, value in graph.updates.items():
         node = value.producer
         if node is None or node not in graph.position or node in grouped:
             continue
-        own = roots.get(value) is value and value not in annotations.placements
+        owns_storage = roots.get(value) is value and value not in annotations.placements
         planar = annotations.layout(value) == PLANAR
-        if not own or value in buffers or not planar or value in kept or state in kept:
+        if not owns_storage or value in buffers or not planar or value in kept or state in kept:
             continue
         if becomes[value] > 1 or state in becomes:
             continue
@@ -189,17 +190,20 @@ def updates_in_place(
             roots[v] is not state or v.type == value.type for v in node.tensors
         )
         if last.get(state, -1) < position or (last[state] == position and pointwise):
-            found[value] = state
-    return found
+            in_place[value] = state
+    return in_place
 
 
 def _roots(graph: Graph, annotations: Annotations) -> dict[Value, Value]:
+    """Like :func:`storage_roots`, without updates in place."""
     roots: dict[Value, Value] = {value: value for value in (*graph.inputs, *graph.states)}
     for node in graph.nodes:
         for value in node.outputs:
             if value in annotations.placements:
                 buffer = annotations.placements[value].buffer
-                roots[value] = roots.get(buffer, buffer)  # an input's, or a join's behind it
+                roots[value] = roots.get(
+                    buffer, buffer
+                )  # an input, or a concatenation computed later
             elif annotations.is_view(node):
                 roots[value] = roots[node.inputs[0]]
             else:
@@ -208,12 +212,11 @@ def _roots(graph: Graph, annotations: Annotations) -> dict[Value, Value]:
 
 
 def lifetimes(graph: Graph, annotations: Annotations) -> list[Lifetime]:
-    """The lifetimes of all storage of whole batches that the graph needs between its inputs and
-    its outputs.
+    """The lifetimes of all storage for whole batches between the graph's inputs and its outputs.
 
-    Inputs and outputs themselves are the caller's memory and states a store's; they are left out,
-    and so is what a group of nodes needs for one image at a time (:func:`group_lifetimes`).  What
-    a group reads or writes of whole batches lives as long as the group.
+    Inputs and outputs are the caller's memory and states a store's; they are left out, and so is
+    storage that a group of nodes needs for one image at a time (:func:`group_lifetimes`).  Storage
+    of whole batches that a group reads or writes lives as long as the group runs.
     """
     groups = [_positions(graph, group) for group in annotations.groups]
     first: dict[Value, int] = {}
@@ -232,7 +235,7 @@ def lifetimes(graph: Graph, annotations: Annotations) -> list[Lifetime]:
 def group_lifetimes(
     graph: Graph, annotations: Annotations, group: tuple[Node, ...]
 ) -> list[Lifetime]:
-    """The lifetimes of the storage, of one image, that only the nodes of a group use."""
+    """The lifetimes of the storage that only the nodes of a group use, for one image."""
     positions = _positions(graph, group)
     return [
         Lifetime(root, annotations.storage_bytes(root, 1), begin, end)
@@ -242,6 +245,7 @@ def group_lifetimes(
 
 
 def _positions(graph: Graph, group: tuple[Node, ...]) -> range:
+    """The positions of a group's nodes in the graph."""
     first = graph.position[group[0]]
     return range(first, first + len(group))
 
@@ -250,30 +254,30 @@ def touched(
     graph: Graph, annotations: Annotations, roots: Mapping[Value, Value] | None = None
 ) -> dict[Value, tuple[int, int]]:
     """For each storage but those of inputs, outputs and states the first and the last node that
-    uses it.  What a state becomes, but not in place, is in use until the state was read for the
-    last time, for then it is copied."""
+    uses it.  A new value of a state, unless it is in place, is in use until the state's last read,
+    after which it is copied."""
     roots = storage_roots(graph, annotations) if roots is None else roots
-    outside = {roots.get(value) for value in (*graph.inputs, *graph.states, *graph.outputs)}
-    found: dict[Value, tuple[int, int]] = {}
+    excluded = {roots.get(value) for value in (*graph.inputs, *graph.states, *graph.outputs)}
+    uses: dict[Value, tuple[int, int]] = {}
     for i, node in enumerate(graph.nodes):
         for value in (*node.outputs, *node.tensors):
             root = roots[value]
-            if root not in outside:
-                found[root] = (found.get(root, (i, i))[0], i)
+            if root not in excluded:
+                uses[root] = (uses.get(root, (i, i))[0], i)
     last = last_reads(graph, roots)
-    for root, (begin, end) in found.items():
-        found[root] = (begin, max(end, last.get(root, begin)))
+    for root, (begin, end) in uses.items():
+        uses[root] = (begin, max(end, last.get(root, begin)))
     for state, kept in graph.updates.items():
         root = roots.get(kept, kept)
-        if root in found:
-            begin, end = found[root]
-            found[root] = (begin, max(end, last.get(state, begin)))
-    return found
+        if root in uses:
+            begin, end = uses[root]
+            uses[root] = (begin, max(end, last.get(state, begin)))
+    return uses
 
 
 def last_reads(graph: Graph, roots: Mapping[Value, Value]) -> dict[Value, int]:
-    """Where each storage is read for the last time: by a node, or by one that lasts until another
-    is computed."""
+    """The position of the last read of each storage: of the node that reads it, or, if that node
+    runs asynchronously, of the node that waits for it (:func:`awaited`)."""
     last = {roots[v]: i for i, node in enumerate(graph.nodes) for v in node.tensors if v in roots}
     for place, nodes in awaited(graph).items():
         end = min(place, len(graph.nodes) - 1)
@@ -283,18 +287,18 @@ def last_reads(graph: Graph, roots: Mapping[Value, Value]) -> dict[Value, int]:
 
 
 def awaited(graph: Graph) -> dict[int, list[Node]]:
-    """For positions of nodes those before them that last, and of which a result is read there.
-    What nobody reads is waited for behind the last node."""
-    found: dict[int, list[Node]] = {}
+    """The asynchronous nodes (``op.lasts``) that each position waits for: that of the first reader
+    of their results, or the end of the graph if there is none."""
+    waited_for: dict[int, list[Node]] = {}
     for node in graph.nodes:
         if node.op.lasts:
             readers = [graph.position[r] for value in node.outputs for r in graph.readers[value]]
-            found.setdefault(min(readers, default=len(graph.nodes)), []).append(node)
-    return found
+            waited_for.setdefault(min(readers, default=len(graph.nodes)), []).append(node)
+    return waited_for
 
 
 def peak_bytes(found: Sequence[Lifetime]) -> int:
-    """The most bytes in use at once: what no placement of these lifetimes can undercut."""
+    """The most bytes in use at once: a lower bound of the arena for these lifetimes."""
     changes: dict[int, int] = {}
     for life in found:
         changes[life.first] = changes.get(life.first, 0) + life.bytes
@@ -316,12 +320,12 @@ _ORDERS: tuple[Callable[[Lifetime], tuple[int, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Arena:
-    """One block of memory for all that lives between a graph's inputs and outputs."""
+    """One allocation for all storage between a graph's inputs and its outputs."""
 
     bytes: int
-    #: Where the storage of each value that has its own begins.
+    #: The offset in bytes of each value that has storage of its own.
     offsets: dict[Value, int]
-    #: The most bytes in use at once: no arena for this order of nodes can be smaller.
+    #: The most bytes in use at once: no arena for this order of nodes is smaller.
     lower_bound: int
 
 
@@ -331,9 +335,9 @@ def plan_memory(graph: Graph, annotations: Annotations) -> Arena:
 
 
 def plan_groups(graph: Graph, annotations: Annotations) -> Arena:
-    """What each thread needs for the groups of nodes that are computed image after image.
+    """The arena of each thread for the groups of nodes that are computed image after image.
 
-    One group runs after the other, so that they share the memory.
+    Groups run one after another, so that they share the memory.
     """
     groups = annotations.groups
     arenas = [_smallest(group_lifetimes(graph, annotations, group)) for group in groups]
@@ -345,6 +349,7 @@ def plan_groups(graph: Graph, annotations: Annotations) -> Arena:
 
 
 def _smallest(found: Sequence[Lifetime]) -> Arena:
+    """The smallest arena over all orders; the search ends where the lower bound is reached."""
     bound = peak_bytes(found)
     best: Arena | None = None
     for key in _ORDERS:
@@ -359,39 +364,43 @@ def _smallest(found: Sequence[Lifetime]) -> Arena:
 
 
 def _place(order: Sequence[Lifetime]) -> dict[Value, int]:
-    """Offsets, one after another, each in the tightest gap that is large enough."""
+    """Places lifetimes in this order, each in the tightest gap; returns their offsets."""
     placed = Placed(len(order))
     return {life.value: placed.place(life) for life in order}
 
 
 class Placed:
-    """Storage that has its place in one block.
+    """The buffers placed so far in one arena, with their lifetimes.
 
     Args:
-        most: of how many values, at most.
-        alignment: what offsets of those that are placed here are multiples of, in bytes.
+        most: the largest number of buffers.
+        alignment: the alignment of the offsets that :meth:`place` finds, in bytes.
     """
 
     def __init__(self, most: int, alignment: int = 1) -> None:
-        # In the order of where it begins: its begin and end, first and last node.
+        # Rows: begin, end, first node, last node; columns are sorted by begin.
         self._placed = np.zeros((4, most), np.int64)
         self._count, self._alignment = 0, alignment
 
     def place(self, life: Lifetime) -> int:
-        """Finds one more its place, in the tightest gap beside what lives at the same time, else
-        behind that: its offset."""
+        """Places a buffer in the tightest gap between those with overlapping lifetimes, else after
+        them; returns its offset."""
         begins, ends, first, last = self._placed[:, : self._count]
-        beside = np.flatnonzero((first <= life.last) & (last >= life.first))
-        reach = np.zeros(len(beside) + 1, np.int64)
-        np.maximum.accumulate(ends[beside], out=reach[1:])
-        gaps = begins[beside] - reach[:-1]
-        wide = np.flatnonzero(gaps >= life.bytes)
-        offset = int(reach[wide[gaps[wide].argmin()]] if len(wide) else reach[-1])
+        concurrent = np.flatnonzero((first <= life.last) & (last >= life.first))
+        free_from = np.zeros(len(concurrent) + 1, np.int64)
+        np.maximum.accumulate(ends[concurrent], out=free_from[1:])
+        gaps = begins[concurrent] - free_from[:-1]
+        large_enough = np.flatnonzero(gaps >= life.bytes)
+        offset = int(
+            free_from[large_enough[gaps[large_enough].argmin()]]
+            if len(large_enough)
+            else free_from[-1]
+        )
         self.add(life, offset)
         return offset
 
     def add(self, life: Lifetime, offset: int) -> None:
-        """Takes one that lies at an offset."""
+        """Adds a buffer that is placed at an offset."""
         placed, count = self._placed, self._count
         at = int(np.searchsorted(placed[0, :count], offset))
         placed[:, at + 1 : count + 1] = placed[:, at:count].copy()

@@ -1,4 +1,4 @@
-"""From what users have, and give as ``network``, to graphs."""
+"""From the ``network`` argument of :func:`minidnn.compile`, whatever it is, to a graph."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = ["any_graph_of", "check_has_no_size", "checked_graph", "graph_of", "wi
 
 
 def with_own_sizes(network: Any, shape: Any) -> tuple[Any, Any]:
-    """A network and its shapes: where none are given those with named sizes that it says itself, if
-    it does; what it says has been read then."""
+    """Returns a network and its shapes.  If none are given, these are the network's own shapes with
+    named sizes, if its file declares any; the file has been read then."""
     if shape is not None or isinstance(network, (Layer, Graph)):
         return network, shape
     return own_sizes(network)
@@ -33,11 +33,11 @@ def with_own_sizes(network: Any, shape: Any) -> tuple[Any, Any]:
 def any_graph_of(
     network: Layer | Graph | Any, shape: NamedShapes | None = None
 ) -> Graph | SizedGraph:
-    """The graph of what :func:`minidnn.compile` takes: with named sizes, given or the network's
-    own, one for all of their ranges.
+    """Returns the graph of what :func:`minidnn.compile` takes: with named sizes, given or the
+    network's own, one graph for all of their ranges.
 
     Raises what compiling raises for these arguments, and GraphError, which names the node, for a
-    network in which something follows from sizes that is neither a shape nor another integer.
+    network in which something other than shapes and integers depends on the sizes.
     """
     given: Any
     network, given = with_own_sizes(network, plain(shape))
@@ -54,7 +54,7 @@ def any_graph_of(
 
 
 def check_has_no_size(network: Any, shapes: Any) -> None:
-    """GraphError if sizes cannot be named, as the network is a graph with its own."""
+    """GraphError if the network is a graph, whose sizes are fixed and cannot be named."""
     if isinstance(network, Graph):
         raise GraphError(
             f"shape={shapes!r:.100} names sizes, and graph {network.name!r} has its own; valid is "
@@ -65,7 +65,7 @@ def check_has_no_size(network: Any, shapes: Any) -> None:
 def graph_of(
     network: Layer | Graph | Any, shape: Shapes | None = None, *, states: bool = False
 ) -> Graph:
-    """The graph of what :func:`compile` takes; raises what that raises for these arguments.
+    """Returns the graph of what :func:`minidnn.compile` takes; raises what that raises for it.
 
     ``states`` makes the parameters of layers states instead of constants.
     """
@@ -78,11 +78,11 @@ def graph_of(
         asked = ask(network)
         if asked.found is None:
             valid = "".join(f", or {takes}" for takes in asked.takes)
-            told = ""
+            hint = ""
             if isinstance(network, (str, os.PathLike)):
-                told = ALREADY if is_compiled(network) else advice(os.fspath(network))
+                hint = ALREADY if is_compiled(network) else advice(os.fspath(network))
             raise GraphError(
-                f"network={network!r:.80} is a {type(network).__name__}; {told}valid are layers "
+                f"network={network!r:.80} is a {type(network).__name__}; {hint}valid are layers "
                 f"and graphs{valid}{asked.complaint}{instead_of_layer(network)}"
             )
         return checked_graph(asked.found.to_graph(network, shape))
@@ -94,7 +94,7 @@ def graph_of(
 
 
 def checked_graph(graph: Graph) -> Graph:
-    """A graph that is legal and has no empty values; GraphError otherwise."""
+    """Returns the graph if it is legal and has no empty values; raises GraphError otherwise."""
     check(graph)
     for node in graph.nodes:
         for value in (*node.inputs, *node.outputs):

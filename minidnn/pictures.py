@@ -1,4 +1,4 @@
-"""Picture files as torchvision's networks want them.
+"""Reads picture files as arrays, prepared as for torchvision's networks.
 
 The steps, their order and their rounding are those of torchvision's ``ImageClassification`` on
 what its ``ImageFolder`` reads: convert to RGB, resize so that the shorter side has ``resize``
@@ -41,16 +41,16 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-#: More than this many pixels are refused, in the file and resized: 680 MiB as Pillow keeps them.
-#: It is the number at which Pillow itself refuses.
+#: The most pixels of a picture, in the file and resized: 680 MiB as Pillow stores them.  Pillow's
+#: own limit is the same.
 MOST_PIXELS = 178_956_970
 
-#: Pillow starts another program (Ghostscript) to read these.
+#: Formats for which Pillow starts another program (Ghostscript).
 _REFUSED_FORMATS = ("EPS",)
 
 
 def read_picture(path: str | os.PathLike[str], preparation: Preparation) -> np.ndarray:
-    """One picture as an array (1, channels, crop, crop), float32.
+    """Reads one picture as an array (1, channels, crop, crop), float32.
 
     Raises:
         UnsupportedError: Pillow is not installed.
@@ -78,12 +78,12 @@ def decode(
     content: bytes | None = None,
     most: int = MOST_PIXELS,
 ) -> np.ndarray:
-    """What ``take`` makes of a picture: of Pillow's, in RGB or grey with 8 bits a channel.
+    """Decodes a picture, and returns what ``take`` makes of Pillow's image of it.
 
-    ``resize`` is what its shorter side will be resized to, ``content`` what the file has where it
-    was read already, ``most`` how many pixels it may have.  The errors are those of
-    :func:`read_picture`; Pillow's warnings go where warnings go, since catching them is for one
-    thread only.
+    The image is RGB, or grey for one channel, with 8 bits a channel.  ``resize`` is the size in
+    pixels that its shorter side will be resized to, ``content`` the file's bytes if they were read
+    already, ``most`` the largest number of pixels.  The errors are those of :func:`read_picture`.
+    Pillow's warnings are not caught, since catching them is not thread-safe.
     """
     image = _pillow(f"picture {os.fspath(path)}")
     if content is None:
@@ -125,6 +125,7 @@ def _pillow(what: str) -> Any:
 
 
 def _check_file(path: str | os.PathLike[str]) -> None:
+    """PictureError if there is no regular file."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:
@@ -136,7 +137,7 @@ def _check_file(path: str | os.PathLike[str]) -> None:
 
 
 def _check(file: Any, resize: int | None, most: int) -> None:
-    """Refuses before anything is decoded."""
+    """PictureError for a format or a number of pixels that is refused, before decoding."""
     if file.format in _REFUSED_FORMATS:
         raise PictureError(
             f"is {file.format}, which would be handed to another program; valid are formats that "
@@ -157,14 +158,14 @@ def _check(file: Any, resize: int | None, most: int) -> None:
 
 
 def cut_centre(picture: Any, preparation: Preparation) -> np.ndarray:
-    """The centre of Pillow's picture, resized: (crop, crop, channels), uint8."""
+    """Resizes a Pillow image and crops its centre: (crop, crop, channels), uint8."""
     from PIL import Image
 
     crop = preparation.crop
     width, height = picture.size
     size = _resized_size(width, height, preparation.resize)
     picture = picture.resize(size, Image.Resampling[preparation.interpolation.upper()])
-    # round() takes halves to the even number, as torchvision's does.
+    # round() rounds half to even, as torchvision does.
     left, top = (round((side - crop) / 2) for side in size)
     cropped = picture.crop((left, top, left + crop, top + crop))
     return np.asarray(cropped, np.uint8).reshape(crop, crop, preparation.channels)
@@ -176,9 +177,9 @@ def _resized_size(width: int, height: int, shorter: int) -> tuple[int, int]:
 
 
 def _eight_bits(image: Any, file: Any) -> Any:
-    """The same picture with 8 bits a channel, where Pillow would only cut values off at 255.
+    """Converts a picture to 8 bits a channel by its high byte; Pillow would clip values at 255.
 
-    The high byte is what Pillow itself keeps of pictures with 16 bits in each of several channels.
+    The high byte is also what Pillow keeps of pictures with 16 bits in several channels.
     """
     if file.mode == "F":
         raise PictureError(
@@ -197,8 +198,8 @@ def _eight_bits(image: Any, file: Any) -> Any:
 
 
 def normalized(pixels: np.ndarray, preparation: Preparation) -> np.ndarray:
-    """Pixels (rows, columns, channels) of 8 bits as a network takes them: (1, channels, rows,
-    columns), float32."""
+    """Converts 8-bit pixels (rows, columns, channels) to a network's input: normalized, (1,
+    channels, rows, columns), float32."""
     scaled = pixels.astype(np.float32) / np.float32(255)
     scaled -= np.array(preparation.mean, np.float32)
     scaled /= np.array(preparation.std, np.float32)

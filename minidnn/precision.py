@@ -1,8 +1,8 @@
-"""``precision="auto"``: the fastest of a device's precisions within an error that is allowed.
+"""``precision="auto"``: the fastest of a device's precisions within an allowed error.
 
-Every precision computes the same inputs as float32 does, and those whose results are near enough
-are timed in turn with it.  A precision that rounds more is taken only where it is faster by more
-than what times differ from round to round: for nothing gained, nothing is lost.
+The network is compiled in every precision, and run on the same inputs as in float32.  Precisions
+within the tolerance are timed, interleaved with float32.  A precision that rounds more is chosen
+only where it is faster by more than times vary from round to round.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from minidnn.runtime.interface import Interface, interface_of
 from minidnn.runtime.program import ClockedProgram, DeviceProgram
 
 TOLERANCE = 0.01
-"""The relative error that is allowed unless another is given."""
+"""The default of the allowed relative error."""
 
 EXACT = "float32"
+"""The precision that results are compared with."""
 _NOT_FASTER = (EXACT, "float64")
 
 Compiled = Callable[[str, Observer | None], Executable]
-"""What makes the executable in a precision, its passes observed or not."""
+"""Compiles the graph in a precision, with an observer of its passes or None."""
 
 
 def check_asked(precision: str | None, tolerance: Any, examples: Any) -> None:
-    """GraphError for a tolerance that is none, or for what another precision does not take."""
+    """GraphError for an invalid tolerance, or for arguments that only "auto" takes."""
     if precision != AUTO:
         for name, value in (("tolerance", tolerance), ("examples", examples)):
             if value is not None:
@@ -82,16 +83,16 @@ def fastest(
     examples: Any,
     observe: Observer | None,
 ) -> Executable:
-    """The graph in the fastest precision within ``tolerance``; what was found out stands in the
-    executable's ``automatic_precision``.
+    """Compiles a graph in the fastest precision within ``tolerance``; the executable's attribute
+    ``automatic_precision`` has the errors and times of all.
 
     Args:
-        graph: what is compiled.
-        backend: of the device.
-        compiled: makes the executable in a precision, observed if that is not None.
-        tolerance: the relative error that is allowed.
+        graph: the graph to compile.
+        backend: the device's backend.
+        compiled: compiles in a precision, with an observer of its passes.
+        tolerance: the allowed relative error; None for :data:`TOLERANCE`.
         examples: inputs as :func:`minidnn.compile` takes them.
-        observe: told of the passes of the one that is chosen, afterwards.
+        observe: called with the passes of the chosen precision, afterwards.
 
     Raises:
         GraphError: examples do not fit, or results in float32 are not finite.
@@ -133,12 +134,12 @@ def fastest(
 
 
 class _Exact:
-    """What float32 gives, and what all others are compared with."""
+    """The results in float32 on all calls, with which other precisions are compared."""
 
     def __init__(self, executable: Executable, calls: Sequence[Call], is_random: bool) -> None:
         self.calls = calls
-        many = f"{len(calls)} batch{'es' * (len(calls) > 1)}"
-        self.inputs = f"{many} of {'random inputs' if is_random else 'examples'}"
+        count = f"{len(calls)} batch{'es' * (len(calls) > 1)}"
+        self.inputs = f"{count} of {'random inputs' if is_random else 'examples'}"
         self._results = [results_of(executable, call) for call in calls]
         values = executable.interface.outputs
         self._names = executable.interface.output_names or [value.name for value in values]
@@ -155,7 +156,7 @@ class _Exact:
                 )
 
     def trial(self, precision: str, executable: Executable) -> PrecisionTrial:
-        """How far another precision is from it, at the output where that is most."""
+        """The error of another precision, at the output where it is largest."""
         found = [results_of(executable, call) for call in self.calls]
         errors = relative_errors(self._results, found)
         worst = max(range(len(errors)), key=errors.__getitem__)
@@ -166,7 +167,7 @@ class _Exact:
 def _tried(
     precision: str, backend: Backend, made: Callable[[str], Executable], exact: _Exact
 ) -> tuple[PrecisionTrial, Executable | None]:
-    """What a precision gives, and what computes it; None if nothing does."""
+    """The trial of a precision, and its executable; None if it cannot be compiled."""
     if (reason := why_not_in(backend, precision)) is not None:
         return PrecisionTrial(precision, refusal=reason), None
     try:
@@ -180,6 +181,7 @@ def _tried(
 
 
 def _with_times(trial: PrecisionTrial, times: Mapping[str, Sequence[float]]) -> PrecisionTrial:
+    """The trial with its median time and its speed against float32, if it was timed."""
     own = times.get(trial.precision)
     if own is None:
         return trial
@@ -187,7 +189,8 @@ def _with_times(trial: PrecisionTrial, times: Mapping[str, Sequence[float]]) -> 
 
 
 def _choice(trials: Sequence[PrecisionTrial], times: Mapping[str, Sequence[float]]) -> str:
-    """The precision of the least error than which none is faster, as far as times can tell."""
+    """The fastest precision: in the order of errors, one that is faster than the best before it, by
+    the lower end of the interval of their ratio."""
     chosen = EXACT
     for trial in sorted(trials, key=lambda each: each.error or 0.0):
         own = times.get(trial.precision)
@@ -200,11 +203,11 @@ Call = Sequence[np.ndarray]
 """The inputs of a call, in order."""
 
 _RANDOM_CALLS, _RANDOM_BYTES = 4, 1 << 28
-"""So many random inputs are drawn, unless they are larger."""
+"""The number of random calls, and the bytes of inputs above which there are fewer."""
 
 
 def _calls_of(examples: Any, interface: Interface) -> list[Call]:
-    """The inputs of each call: random ones without examples, else what these give.
+    """The inputs of each call: those of the examples, or random ones without examples.
 
     Raises:
         GraphError: they do not fit, or random ones would make no sense.
@@ -228,6 +231,7 @@ def _calls_of(examples: Any, interface: Interface) -> list[Call]:
 
 
 def _random_calls(interface: Interface) -> list[Call]:
+    """Random inputs of several calls, always the same."""
     for value in interface.inputs:
         if value.dtype not in (*FLOATS, *BYTES):
             raise GraphError(
@@ -248,7 +252,7 @@ def _arrays(given: Sequence[Any], interface: Interface) -> list[np.ndarray]:
 
 
 def _apart(arrays: Sequence[np.ndarray], interface: Interface) -> list[Call]:
-    """The inputs of several calls, where arrays have several times the rows of one."""
+    """Splits arrays with a multiple of the network's batch into the inputs of several calls."""
     counts = set()
     for array, value in zip(arrays, interface.inputs, strict=True):
         fits = array.ndim and value.shape and array.shape[1:] == value.shape[1:]
@@ -269,11 +273,11 @@ def _checked(call: Call, interface: Interface) -> Call:
 
 
 _SECONDS, _ROUND_SECONDS = 1.5, 0.005
-"""What timing takes in all, and in a round for each precision, unless calls are longer."""
+"""The seconds that timing takes in all, and for each precision in a round, if calls are shorter."""
 _ROUNDS, _MOST_CALLS = (5, 25), 1000
 
 Clock = Callable[[int], float]
-"""The seconds of a call, of so many in a row."""
+"""Returns the seconds of one call, averaged over so many in a row."""
 
 
 def results_of(executable: Executable, call: Call) -> list[np.ndarray]:
@@ -287,19 +291,19 @@ def results_of(executable: Executable, call: Call) -> list[np.ndarray]:
 def relative_errors(
     exact: Sequence[Sequence[np.ndarray]], found: Sequence[Sequence[np.ndarray]]
 ) -> list[float]:
-    """Of each output the Euclidean norm of what differs over all calls, as a part of that of exact
-    results; infinite where results are not finite."""
+    """The error of each output: the Euclidean norm of the differences over all calls, relative to
+    that of the exact results; infinite where results are not finite."""
     count = len(exact[0])
-    apart, whole = np.zeros(count), np.zeros(count)
-    for wanted, given in zip(exact, found, strict=True):
-        for place, (one, other) in enumerate(zip(wanted, given, strict=True)):
-            wide = one.astype(np.float64)
-            whole[place] += np.vdot(wide, wide)
+    squared_errors, squared_norms = np.zeros(count), np.zeros(count)
+    for exact_results, found_results in zip(exact, found, strict=True):
+        for place, (expected, actual) in enumerate(zip(exact_results, found_results, strict=True)):
+            values = expected.astype(np.float64)
+            squared_norms[place] += np.vdot(values, values)
             with np.errstate(all="ignore"):  # what is not finite stays so
-                wide -= other
-                apart[place] += np.vdot(wide, wide)
-    pairs = zip(apart.tolist(), whole.tolist(), strict=True)
-    return [_share(one, other) for one, other in pairs]
+                values -= actual
+                squared_errors[place] += np.vdot(values, values)
+    pairs = zip(squared_errors.tolist(), squared_norms.tolist(), strict=True)
+    return [_share(expected, actual) for expected, actual in pairs]
 
 
 def _share(apart: float, whole: float) -> float:
@@ -309,12 +313,12 @@ def _share(apart: float, whole: float) -> float:
 
 
 def times_of(executables: Mapping[str, Executable], call: Call) -> dict[str, list[float]]:
-    """The seconds of a call of each, round by round, in turn."""
+    """The seconds of a call of each executable, round by round, interleaved."""
     clocks = {name: _clock(each, call) for name, each in executables.items()}
     takes: dict[str, Callable[[], float]] = {}
     seconds = 0.0
     for name, clock in clocks.items():
-        clock(1)  # what is loaded, or laid down, when it is first needed
+        clock(1)  # a warm-up: code is loaded and memory allocated on first use
         once = min(clock(1), clock(1))
         calls = min(_MOST_CALLS, max(1, math.ceil(_ROUND_SECONDS / max(once, 1e-9))))
         takes[name] = partial(clock, calls)
@@ -324,6 +328,7 @@ def times_of(executables: Mapping[str, Executable], call: Call) -> dict[str, lis
 
 
 def _clock(executable: Executable, call: Call) -> Clock:
+    """Makes the clock of an executable: the program's own, if it has one, or wall time."""
     program = executable.program
     if isinstance(program, ClockedProgram):
         return program.clock(call)

@@ -1,8 +1,8 @@
-"""What is done to pictures for a network, and how that stands in files beside weights.
+"""The preprocessing of pictures for a network, and its metadata in files beside weights.
 
-Every format of file has a place for texts: the header of a safetensors file, the properties of an
-ONNX file, the header of a compiled network.  One of them, under :data:`KEY`, is a preparation as a
-JSON object with all of its fields, so that other programs can read it, too.
+Every file format has text metadata: the header of a safetensors file, the properties of an ONNX
+file, the header of a compiled network.  The text under :data:`KEY` is a preparation, as a JSON
+object with all of its fields, so that other programs can read it, too.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = [
     "preparation_in",
 ]
 
-#: By which torchvision normalizes pictures, for red, green and blue from 0 to 1.
+#: Torchvision's mean and standard deviation of red, green and blue, which go from 0 to 1.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-#: The name of the text that is a preparation, among the texts of a file.
+#: The key of a preparation in a file's metadata.
 KEY = "minidnn.preparation"
 _FIELDS = ("resize", "crop", "channels", "mean", "std", "classes", "interpolation")
 
@@ -106,6 +106,7 @@ class Preparation:
             object.__setattr__(self, "classes", _names(self.classes))
 
     def _numbers(self, name: str, given: Any) -> tuple[float, ...]:
+        """One number for each channel, checked, as a tuple."""
         listed = tuple(given) if isinstance(given, (tuple, list)) else ()
         are_numbers = all(type(each) in (int, float) and math.isfinite(each) for each in listed)
         if len(listed) != self.channels or not are_numbers or (name == "std" and 0 in listed):
@@ -128,32 +129,32 @@ class Preparation:
         return ", ".join(told)
 
     def resized(self, crop: int) -> Self:
-        """The same for a crop of another size, with a margin in proportion."""
+        """Returns the preparation for another crop, with a margin in proportion."""
         return replace(self, resize=max(crop, round(crop * self.resize / self.crop)), crop=crop)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """What :func:`metadata_of` wrote; PictureError if the text is damaged."""
+        """Parses the text that :func:`metadata_of` writes; PictureError if it is damaged."""
         try:
-            found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+            fields = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         except RecursionError:
             raise PictureError("its JSON is nested too deep") from None
         except ValueError as error:
             raise PictureError(f"it is not valid JSON: {error}") from None
-        if not isinstance(found, dict) or sorted(found) != sorted(_FIELDS):
+        if not isinstance(fields, dict) or sorted(fields) != sorted(_FIELDS):
             raise PictureError(
-                f"it is {_brief(found)}; valid is an object with {', '.join(_FIELDS)}"
+                f"it is {_brief(fields)}; valid is an object with {', '.join(_FIELDS)}"
             )
         for name in ("mean", "std"):
-            if not isinstance(found[name], list):
-                raise PictureError(f"{name} is {_brief(found[name])}; valid is a list of numbers")
-        return cls(**found)
+            if not isinstance(fields[name], list):
+                raise PictureError(f"{name} is {_brief(fields[name])}; valid is a list of numbers")
+        return cls(**fields)
 
 
 def metadata_of(preparation: Preparation | None) -> dict[str, str]:
-    """The texts that a file gets for a preparation: none for None.
+    """Returns a file's metadata for a preparation: empty for None.
 
-    GraphError if it is something else.
+    GraphError if it is neither.
     """
     if preparation is None:
         return {}
@@ -168,9 +169,9 @@ def metadata_of(preparation: Preparation | None) -> dict[str, str]:
 def preparation_in(
     metadata: Mapping[str, str], fail: Callable[[str], Exception]
 ) -> Preparation | None:
-    """The preparation among a file's texts; None if there is none.
+    """Returns the preparation in a file's metadata; None if there is none.
 
-    ``fail`` makes the exception of what is wrong with it.
+    ``fail`` makes the exception for a damaged one from its description.
     """
     if KEY not in metadata:
         return None
@@ -183,9 +184,9 @@ def preparation_in(
 def check_takes(
     preparation: Preparation | None, network: str, shapes: Sequence[Sequence[Any]]
 ) -> None:
-    """GraphError if a network with inputs of these shapes takes other pictures than are prepared.
+    """GraphError if a network with inputs of these shapes does not take the prepared pictures.
 
-    A size that is no int is open, and fits.
+    A size that is not an int may be any size, and fits.
     """
     if preparation is None:
         return

@@ -1,4 +1,4 @@
-"""Which preparation of pictures a file says, whatever its format is."""
+"""load_preparation: the preparation of pictures in a file's metadata, for every format."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load_preparation(path: str | os.PathLike[str]) -> Preparation | None:
 
 
 def preparation_of_model(model: Any) -> Preparation | None:
-    """The preparation in an ONNX model that was read."""
+    """Returns the preparation in the metadata of an ONNX model."""
 
     def fail(problem: str) -> GraphError:
         return GraphError(f"{model.title}: {problem}")

@@ -1,4 +1,4 @@
-"""Networks to files: what ``compile`` takes is what can be saved, and what is saved it takes."""
+"""save_graph and save_onnx: write whatever ``compile`` takes to files that it takes again."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def save_onnx(
 def _checked(
     function: str, network: Any, shape: NamedShapes | None, preparation: Preparation | None
 ) -> tuple[Graph | SizedGraph, dict[str, str]]:
-    """The graph, and what its file says beside it."""
+    """Returns the graph and its metadata, after checking that they fit."""
     metadata = metadata_of(preparation)
     graph = _graph(function, network, shape)
     check_takes(preparation, graph.name, input_templates(graph))
@@ -109,6 +109,7 @@ def _checked(
 
 
 def _graph(function: str, network: Any, shape: NamedShapes | None) -> Graph | SizedGraph:
+    """Returns the graph to save; of an executable the one that was compiled."""
     if isinstance(network, (Executable, DynamicExecutable, BatchExecutable)):
         if shape is not None:
             raise GraphError(

@@ -1,8 +1,8 @@
 """Graphs in files: the graph and its weights in one safetensors file, without pickle.
 
 The weights are ordinary tensors under their names, so that every reader of safetensors finds
-them; the graph stands in the header's metadata as JSON (see :mod:`minidnn.graph.storage`).
-This module joins the graph and the weight files, which know nothing of each other.
+them; the graph is JSON in the header's metadata (see :mod:`minidnn.graph.storage`).  This module
+combines the modules for graphs and for weight files, which do not depend on each other.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = ["load_graph", "write_graph"]
 
 METADATA_KEY = "minidnn.graph"
 SIZES_KEY = "minidnn.sizes"
-"""The named sizes of a graph for all of their ranges."""
+"""The metadata key of the named sizes of a graph, with their ranges."""
 _LONGEST_MESSAGE = 2000
 
-# Fused graphs can be saved, too.
+# The operators of fused graphs can be saved, too.
 register(FusedSequence)
 register(FusedContraction)
 register(FusedElements)
@@ -63,7 +63,7 @@ def write_graph(
 ) -> None:
     """Writes a graph and its weights to a file, which appears complete or not at all.
 
-    ``metadata`` are other texts for its header.  The same graph gives the same bytes in every
+    ``metadata``: more texts for its header.  The same graph gives the same bytes in every
     process.
 
     Raises:
@@ -78,7 +78,7 @@ def write_graph(
         return
     document, stored = to_document(graph)
     arrays = {k: v.data for k, v in stored.items()}
-    from_document(document, arrays)  # what is written can be read
+    from_document(document, arrays)  # checks that what is written can be read
     save_weights(arrays, path, {METADATA_KEY: _json(document), **more})
 
 
@@ -87,8 +87,8 @@ def _json(data: Any) -> str:
 
 
 def has_sizes(path: str | os.PathLike[str]) -> bool:
-    """Whether the graph in a file is for all sizes in ranges; raises what :func:`load_graph` raises
-    for files that cannot be read."""
+    """Whether the graph in a file has named sizes; raises what :func:`load_graph` raises for files
+    that cannot be read."""
     return SIZES_KEY in read_metadata(MappedFile(path))
 
 

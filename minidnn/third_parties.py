@@ -1,4 +1,4 @@
-"""What third parties add by entry points, and whose fault it is where that fails."""
+"""Backends and front ends that other distributions add by entry points, and their errors."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ FRONTENDS = "minidnn.frontends"
 
 
 def entries(group: str) -> list[EntryPoint]:
-    """The entry points of a group, by name.  Nothing of theirs is imported."""
+    """Returns the entry points of a group, sorted by name.  None of them is imported."""
     return sorted(entry_points(group=group), key=lambda entry: entry.name)
 
 
 def described(entry: EntryPoint) -> str:
-    """An entry point and its distribution, for messages."""
+    """Describes an entry point and its distribution, for messages."""
     name, version = (entry.dist.name, entry.dist.version) if entry.dist else ("something", "")
     return f"{entry.name} = {entry.value} of {name} {version}".rstrip()
 
 
 def make(entry: EntryPoint, kind: Any) -> Any:
-    """What an entry point's function gives: an object that has all of a runtime protocol.
+    """Calls an entry point's function, which returns an object that implements a runtime protocol.
 
-    DeviceError that names the entry point and its distribution, whatever goes wrong in there.
+    DeviceError that names the entry point and its distribution for whatever goes wrong there.
     """
     try:
         made = entry.load()()
@@ -41,7 +41,7 @@ def make(entry: EntryPoint, kind: Any) -> Any:
 
 
 def broken(entry: EntryPoint, error: Exception) -> DeviceError:
-    """The error that says whose code raised."""
+    """Makes the error that names the distribution whose code raised."""
     return DeviceError(
         f"entry point {described(entry)} ({entry.group}) fails: {type(error).__name__}: "
         f"{error!s:.500}"

@@ -1,1 +1,5 @@
-"""What joins front ends and the compiler: parts of foreign networks run in their place."""
+"""PyTorch modules accelerated in place: subgraphs of theirs run as compiled executables.
+
+Dynamo captures a module as FX graphs; the operations that minidnn knows are converted to its graph
+IR and compiled, and PyTorch runs the others between them.
+"""

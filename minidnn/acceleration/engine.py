@@ -1,4 +1,8 @@
-"""What compiles the parts of a network: a device, a precision and options."""
+"""The compiler settings of a network's parts: a device, a precision and options.
+
+An :class:`Engine` compiles graphs with these settings; :func:`engine_for` picks one for the device
+that PyTorch's tensors are on.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +24,16 @@ from minidnn.graph.ir import Graph
 from minidnn.graph.trace import tracing
 from minidnn.graph.types import TensorType
 
-#: The device that computes on tensors of PyTorch's "cuda".  All others take the CPU's.
+#: The device that computes on PyTorch's "cuda" tensors.  All others compute on CPU tensors.
 _CUDA = "cuda"
-#: The devices whose values may be in either half precision beside others in float32.
+#: The devices on which float16 or bfloat16 values may be mixed with float32 values.
 _MIXING = (_CUDA, "reference")
 _CPU = "cpu"
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Compiles graphs for one device."""
+    """Compiles graphs for one device, in one precision, with its options."""
 
     device: str
     precision: str | None = None
@@ -37,13 +41,13 @@ class Engine:
 
     @property
     def memory(self) -> str:
-        """PyTorch's name of the device whose tensors it computes on: "cpu", "cuda:0"."""
+        """PyTorch's name of the device whose tensors the engine computes on: "cpu", "cuda:0"."""
         name, _, index = self.device.partition(":")
         return f"{name}:{index or 0}" if name == _CUDA else "cpu"
 
     @property
     def is_priced(self) -> bool:
-        """Whether it is known what parts cost beside PyTorch's operations."""
+        """Whether a cost model compares parts with PyTorch's operations: on the CPU alone."""
         return self.device == _CPU
 
     def why_not(self, graph: Graph) -> str | None:
@@ -52,26 +56,27 @@ class Engine:
         return next(iter(reasons.values()), None)
 
     def check(self) -> None:
-        """Raises what compiling raises for a precision or an option that is not legal."""
+        """Raises what compiling raises for an illegal precision or option."""
         if self.precision is not None or self.options:
             with tracing("nothing") as trace:
                 self.compile(trace.graph([trace.input(TensorType((1, 1)), "x")]))
 
     def compile(self, graph: Graph) -> Executable:
+        """Compiles a graph for inference."""
         return compile(graph, device=self.device, precision=self.precision, **self.options)
 
     def compile_trained(self, graph: Graph) -> Executable:
-        """Compiles one half of a training step."""
+        """Compiles one half of a training step: the forward or the backward graph."""
         options = {**training_options(self.device), **self.options}
         return compile(graph, device=self.device, precision=self.precision, **options)
 
     @property
     def lays_last(self) -> bool:
-        """Whether images in half precision lie with their channels last there."""
+        """Whether the device keeps images in half precision in channels-last layout (NHWC)."""
         return self.device != _CPU
 
     def why_not_mixed(self, half: str) -> str | None:
-        """Why the device cannot compute in a half precision between values in float32."""
+        """Why the device cannot mix ``half`` (float16 or bfloat16) with float32; None if it can."""
         if self.device in _MIXING or self.device.startswith(f"{_CUDA}:"):
             return None
         if self.device != _CPU:
@@ -83,21 +88,21 @@ class Engine:
             return "device 'cpu' trains in float32 and bfloat16"
         try:
             backend.target(half, self.options)
-        except MiniDNNError as error:  # options say more than the processor
+        except MiniDNNError as error:  # the options may exclude what the processor supports
             return str(error)
         return None
 
     def compile_mixed(self, graph: Graph, dtype: str) -> Executable:
-        """Compiles a graph that says itself which values are in that half precision."""
+        """Compiles a graph in mixed precision: its types say which values are in ``dtype``."""
         if self.device != _CPU and self.memory == "cpu":
-            # The reference, which computes each value in its dtype.
+            # The reference computes each value in its own dtype.
             return compile(graph, device=self.device, **self.options)
         options = {**training_options(self.device), **self.options}
         return compile_mixed(graph, device=self.device, precision=dtype, **options)
 
 
 def memory_of(tensor: Any) -> str:
-    """The device that a PyTorch tensor lies on: "cpu", "cuda:0"."""
+    """PyTorch's name of the device that a tensor is on: "cpu", "cuda:0"."""
     if tensor.is_cpu:
         return "cpu"
     device = tensor.device
@@ -107,11 +112,11 @@ def memory_of(tensor: Any) -> str:
 def engine_for(
     memory: str, device: str | None, precision: str | None, options: Mapping[str, Any]
 ) -> Engine:
-    """The engine for tensors on PyTorch's device ``memory``: see :func:`memory_of`.
+    """Returns the engine for tensors on PyTorch's device ``memory``: see :func:`memory_of`.
 
-    device: as :func:`minidnn.compile` takes it; None is the best one that computes there.
+    device: as :func:`minidnn.compile` takes it; None is the best one for these tensors.
 
-    DeviceError if there is none, or if ``device`` computes elsewhere.
+    DeviceError if there is none, or if ``device`` computes on other tensors.
     """
     if device is not None:
         get_backend(device)
@@ -123,10 +128,10 @@ def engine_for(
             )
         return engine
     if memory.startswith(_CUDA):
-        own = _CUDA if memory == f"{_CUDA}:0" else memory
-        get_backend(own)
-        return Engine(own, precision, options)
+        cuda = _CUDA if memory == f"{_CUDA}:0" else memory
+        get_backend(cuda)
+        return Engine(cuda, precision, options)
     if memory != "cpu":
         raise DeviceError(f"the tensors lie on PyTorch's {memory!r}; valid are 'cpu' and 'cuda'")
-    found, _ = default_device([name for name in PREFERENCE if name != _CUDA])
-    return Engine(found, precision, options)
+    best, _ = default_device([name for name in PREFERENCE if name != _CUDA])
+    return Engine(best, precision, options)

@@ -1,4 +1,4 @@
-"""What was taken of a network, what was left and why, as text."""
+"""Describes programs of :func:`minidnn.optimize`: operations taken, operations left, and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minidnn.acceleration.trained import TrainedProgram
 
 
 def explain_program(program: SizedProgram) -> str:
-    """All at once: the counts, what is left with the reasons, then each part."""
+    """Describes a program: the counts, the operations left with their reasons, then each part."""
     operations = [n for n in program.captured.operations if n.target is not operator.getitem]
     count, taken = len(operations), sum(node not in program.left for node in operations)
     parts = f"{len(program.parts)} part" + ("" if len(program.parts) == 1 else "s")
@@ -33,7 +33,7 @@ def explain_program(program: SizedProgram) -> str:
 
 
 def _compiled(part: CompiledPart | TrainedPart | NamedPart) -> Iterator[str]:
-    """What was compiled of a part; of one that is trained forwards and backwards."""
+    """Describes the executables of a part; of a trained one, those of both passes."""
     if isinstance(part, (CompiledPart, NamedPart)):
         yield _indented(part.executable.explain())
         return
@@ -47,9 +47,10 @@ def _compiled(part: CompiledPart | TrainedPart | NamedPart) -> Iterator[str]:
 
 
 def _described(part: CompiledPart | TrainedPart | NamedPart) -> str:
-    given = ", ".join(map(repr, part.part.graph.inputs))
-    results = ", ".join(map(repr, part.part.graph.outputs))
-    return f"{len(part.part.graph.nodes)} nodes, of {given} makes {results}"
+    """Returns a part's number of nodes, its inputs and its outputs, in one line."""
+    inputs = ", ".join(map(repr, part.part.graph.inputs))
+    outputs = ", ".join(map(repr, part.part.graph.outputs))
+    return f"{len(part.part.graph.nodes)} nodes, of {inputs} makes {outputs}"
 
 
 def _indented(text: str) -> str:

@@ -1,4 +1,9 @@
-"""Having Dynamo hand over the pieces of one network, whoever else uses Dynamo."""
+"""Runs TorchDynamo on one network with minidnn's backend, apart from any other use of Dynamo.
+
+:func:`captured` gives each network a code object of its own, so that Dynamo's cache for it is
+separate, and converts its frames under minidnn's settings.  Dynamo cuts the code into FX graphs at
+graph breaks; the backend makes a piece of each.
+"""
 
 from __future__ import annotations
 
@@ -30,42 +35,42 @@ from minidnn._torch_internals import (
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING, layers_in_full
 
-#: So often Dynamo may compile one function of a network's code: for more sizes, modes and values of
-#: attributes than networks have.  It stops at 8 by itself, and runs what is new in PyTorch.
+#: How often Dynamo may compile one function of a network's code: more than a network has sizes,
+#: modes and values of attributes.  Dynamo's default is 8, after which new cases run in PyTorch.
 RECOMPILES = 256
 _PYTORCH = str(Path(torch.__file__).parent)
 _LAYERS = str(Path(nn.modules.__file__).parent)
-_PYTHON = sysconfig.get_path("stdlib")
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _SETTINGS = {
     "recompile_limit": RECOMPILES,
     "accumulated_recompile_limit": RECOMPILES,
     "fail_on_recompile_limit_hit": True,
     "allow_rnn": True,
-    # Code that calls NumPy does so; an array in the place of a tensor is PyTorch's error.
+    # Calls of NumPy stay in Python.  An array in the place of a tensor is PyTorch's error.
     "trace_numpy": False,
 }
-_ONE_BY_ONE = "layers of PyTorch's are captured one by one, as their caller is not captured"
-#: What its wrapper that skips code has: what converts, and its argument.
+_LAYERS_APART = "layers of PyTorch's are captured one by one, as their caller is not captured"
+#: Attributes of Dynamo's wrapper that skips code: the converter of frames, and its argument.
 _INNER = ("_torchdynamo_orig_backend", "hooks")
-#: Who logs that an operation does not take such tensors.
-_TRIALS = "torch._subclasses.fake_tensor"
-#: Why Dynamo skips code of which nothing is to be said, as it computes nothing with tensors.
-_IDLE = ("No ops traced", "no tensor-related objects")
+#: The logger that reports operations which do not accept the shapes of fake tensors.
+_TRIAL_LOG = "torch._subclasses.fake_tensor"
+#: Reasons of Dynamo to skip code that computes nothing with tensors; they are not reported.
+_WITHOUT_TENSORS = ("No ops traced", "no tensor-related objects")
 
-#: Whether code is converted for a network that is optimized.
+#: Whether Dynamo is converting code of an optimized network now.
 _CONVERTING: contextvars.ContextVar[bool] = contextvars.ContextVar("converting", default=False)
 
 
-def _without_generators() -> None:
-    """Has Dynamo leave objects of ``random.Random`` to Python while it converts for minidnn: it
-    would draw the numbers that they give now at every call."""
+def _leave_random_to_python() -> None:
+    """Has Dynamo leave objects of ``random.Random`` to Python while it converts for minidnn: else
+    the numbers that they give now would be those of every call."""
     known = RandomVariable.is_supported_random_obj
     RandomVariable.is_supported_random_obj = staticmethod(
         lambda found: not _CONVERTING.get() and known(found)
     )
 
 
-_without_generators()
+_leave_random_to_python()
 
 
 def captured(
@@ -76,35 +81,35 @@ def captured(
     left: Callable[[Exception], None],
     broken: Callable[[str], None],
 ) -> Callable[..., Any]:
-    """What calls a network by the pieces that Dynamo makes of it.
+    """Returns a function that calls a network through the pieces that Dynamo makes of it.
 
     Args:
         network: called with its hooks, as a module is.
-        backend: makes a piece, of its graph and its arguments.
-        whole: whether it is an error if there is more than one piece.
+        backend: makes a piece of an FX graph and its example arguments.
+        whole: whether a graph break is an error, so that there is one piece.
         dynamic: as ``torch.compile`` takes it.
-        left: told why some of the network's code is not captured, and runs in Python.
-        broken: told why layers of PyTorch's are not captured with what calls them.
+        left: called with the reason when code of the network is not captured and runs in Python.
+        broken: called with the reason when PyTorch's layers are captured apart from their caller.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return network(*args, **kwargs)
 
-    # Dynamo keeps what it has compiled at the code: each network has its own.
-    own = types.FunctionType(
+    # Dynamo caches compiled code by code object: each network has one of its own.
+    own_call = types.FunctionType(
         call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__
     )
-    # What is compiled refers to the code, in a circle that Python does not see.
-    weakref.finalize(own, reset_code, own.__code__).atexit = False
+    # Compiled code refers to its code object, in a cycle that Python's collector does not see.
+    weakref.finalize(own_call, reset_code, own_call.__code__).atexit = False
     context: Any = dynamo.optimize(backend, nopython=whole, dynamic=dynamic)
-    if hasattr(context, "callback"):  # else TORCHDYNAMO_DISABLE is set
+    if hasattr(context, "callback"):  # missing if TORCHDYNAMO_DISABLE is set
         context.callback = _Conversion(context.callback, left, broken)
-    compiled: Callable[..., Any] = context(own)
+    compiled: Callable[..., Any] = context(own_call)
     return compiled
 
 
 class _Conversion:
-    """What Dynamo calls for a function of the code that is not compiled yet."""
+    """The callback of Dynamo for a frame whose code is not compiled yet."""
 
     def __init__(
         self, convert: Any, left: Callable[[Exception], None], broken: Callable[[str], None]
@@ -112,13 +117,13 @@ class _Conversion:
         self._convert = convert
         self._left = left
         self._broken = broken
-        #: By which PyTorch's native code finds the backend.
+        #: The attribute by which PyTorch's native code finds the backend.
         self._torchdynamo_orig_backend = convert
 
     def __call__(self, frame: Any, *args: Any) -> Any:
         token = _CONVERTING.set(True)
         try:
-            # Dynamo puts aside what traces, in whichever thread.
+            # Dynamo suspends tracing while it converts, also in other threads.
             settings = dynamo_config.patch(_SETTINGS)
             silence = warnings.catch_warnings()
             with (
@@ -129,31 +134,31 @@ class _Conversion:
                 layers_in_full(),
                 garbage_collection_paused(),
             ):
-                # Dynamo asks tensors and classes for what PyTorch warns of.
+                # Dynamo reads attributes of tensors and classes of which PyTorch warns.
                 warnings.simplefilter("ignore")
-                made = self._converted(frame, *args)
+                converted = self._converted(frame, *args)
         except DynamoError as error:
             self._left(error)
-            # What fails now, for a mistake of the caller's, is not to be skipped for ever.
+            # Code that fails now by a mistake of the caller's must not be skipped for ever.
             return NotConverted(apply_to_code=not isinstance(error, DynamoRuntimeError))
         finally:
             _CONVERTING.reset(token)
-        # PyTorch 2.11 does not say why.
-        why = getattr(made, "skip_reason", None)
-        if why is None or any(map(why.__contains__, _IDLE)):
-            return made
+        # PyTorch 2.11 gives no reason.
+        why = getattr(converted, "skip_reason", None)
+        if why is None or any(map(why.__contains__, _WITHOUT_TENSORS)):
+            return converted
         if not _is_pytorchs(frame.f_code):
             where = f"{frame.f_code.co_filename}:{frame.f_code.co_firstlineno}"
             self._left(UnsupportedError(f"{frame.f_code.co_name} ({where}): {why}"))
-        return made
+        return converted
 
     def _converted(self, frame: Any, cached: Any, state: Any) -> Any:
-        """Dynamo's own way, but for the code of PyTorch's layers, which it skips where it is not
-        part of other code: it may be called by code that cannot be captured."""
+        """Converts a frame as Dynamo does, and also ``forward`` of PyTorch's layers, which Dynamo
+        skips unless it is inlined: its caller may be code that cannot be captured."""
         convert, hooks = (getattr(self._convert, name, None) for name in _INNER)
-        if convert is None or not _is_layers(frame.f_code):
+        if convert is None or not _is_layer_forward(frame.f_code):
             return self._convert(frame, cached, state)
-        self._broken(_ONE_BY_ONE)
+        self._broken(_LAYERS_APART)
         with compile_lock:
             return convert(frame, cached, hooks, state)
 
@@ -161,15 +166,15 @@ class _Conversion:
         return getattr(self._convert, name)
 
 
-def _is_layers(code: types.CodeType) -> bool:
-    """Whether code is what a layer of PyTorch's computes."""
+def _is_layer_forward(code: types.CodeType) -> bool:
+    """Whether code is the ``forward`` of one of PyTorch's layers."""
     return code.co_name == "forward" and code.co_filename.startswith(_LAYERS)
 
 
 @contextlib.contextmanager
 def _unheard() -> Iterator[None]:
-    """Sizes that do not fit are told by an error, and not by PyTorch's log of its trial as well."""
-    log, silence = logging.getLogger(_TRIALS), logging.Filter("nobody")
+    """Silences PyTorch's log of shapes that do not fit: an error reports them already."""
+    log, silence = logging.getLogger(_TRIAL_LOG), logging.Filter("nobody")
     log.addFilter(silence)
     try:
         yield
@@ -178,5 +183,8 @@ def _unheard() -> Iterator[None]:
 
 
 def _is_pytorchs(code: types.CodeType) -> bool:
-    """Whether code is PyTorch's own, Python's, or what calls the network here."""
-    return code.co_filename.startswith((_PYTORCH, _PYTHON, __file__)) or code.co_filename[:1] == "<"
+    """Whether code is PyTorch's, of Python's standard library, generated, or of this file."""
+    return (
+        code.co_filename.startswith((_PYTORCH, _STANDARD_LIBRARY, __file__))
+        or code.co_filename[:1] == "<"
+    )

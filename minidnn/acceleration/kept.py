@@ -1,12 +1,12 @@
-"""How values lie, and in which dtype, between a program forwards and the one backwards.
+"""Layouts and dtypes of the values that a forward program keeps for its backward program.
 
-In half precision devices compute images with their channels last; only what others read has to lie
-as PyTorch has it.  A value whose channels are its last axis already, as one that a linear layer
-gives, lies as its axes are.  Each is kept as it lies where it is made, so that nothing has to be
-copied for it.
+In half precision all devices but the CPU compute images in channels-last layout (NHWC); only
+tensors that PyTorch reads must be in PyTorch's layout.  A value whose channels are its last axis
+already, like the output of a linear layer, stays in the order of its axes.  Each value is kept in
+the layout in which it is computed, so that no transpose has to copy it.
 
-A value that is in float32, and that the program backwards reads in half precision alone, is kept
-in that.
+A float32 value that the backward program only reads cast to half precision is kept in half
+precision.
 """
 
 from __future__ import annotations
@@ -25,67 +25,70 @@ from minidnn.graph.operators import (
 )
 from minidnn.graph.types import FLOATS
 
+#: From NCHW to NHWC, and back.
 _LAST = Transpose((0, 2, 3, 1))
 _BACK = Transpose((0, 3, 1, 2))
 
 
 def is_image(value: Value) -> bool:
-    """Whether it makes a difference where a value's channels lie."""
+    """Whether NCHW and NHWC differ for a value: it has four axes, channels and a spatial size."""
     return value.type.rank == 4 and value.shape[1] > 1 and value.type.plane[2:] != (1, 1)
 
 
 def lying_last(graph: Graph) -> set[Value]:
-    """The images that lie with the second axis last where they are made.
+    """The images (floating-point) that are computed in channels-last layout.
 
-    Convolutions and windows give images so, products of matrices as their axes are; moving the
-    channels makes the one of the other; all else gives what it is given.  Where that says nothing,
-    what reads an image does, by what it is given best.
+    Convolutions and windows give channels-last images; matrix products and attention give tensors
+    in the order of their axes; a transpose between NCHW and NHWC changes the layout; every other
+    operator, but a reshape, gives the layout of its largest operand.  Where that decides nothing,
+    the layout that the readers of an image prefer does.
     """
-    found: dict[Value, bool] = {}
+    is_last: dict[Value, bool] = {}
     for node in graph.nodes:
-        lies = _lies(node, found)
-        if lies is not None:
-            found.update((value, lies) for value in node.outputs if is_image(value))
+        gives_last = _lies(node, is_last)
+        if gives_last is not None:
+            is_last.update((value, gives_last) for value in node.outputs if is_image(value))
     for node in reversed(graph.nodes):
-        wanted = _wanted(node, found)
-        if wanted is not None:
+        wants_last = _wanted(node, is_last)
+        if wants_last is not None:
             for value in filter(is_image, node.inputs):
-                found.setdefault(value, wanted)
+                is_last.setdefault(value, wants_last)
     images = filter(is_image, graph.values)
-    return {value for value in images if value.dtype in FLOATS and found.get(value, True)}
+    return {value for value in images if value.dtype in FLOATS and is_last.get(value, True)}
 
 
-def _lies(node: Node, found: Mapping[Value, bool]) -> bool | None:
-    """Whether what a node gives lies channels last, if anything says so."""
+def _lies(node: Node, is_last: Mapping[Value, bool]) -> bool | None:
+    """Whether a node's outputs are channels last; None if nothing decides it."""
     if isinstance(node.op, Transpose):
         return node.op == _BACK
     if isinstance(node.op, Reshaping):
         return None
-    if (own := _of_operator(node)) is not None:
-        return own
-    known = [value for value in node.inputs if value in found]
-    return found[max(known, key=lambda value: value.type.size)] if known else None
+    if (of_operator := _operator_gives_last(node)) is not None:
+        return of_operator
+    decided = [value for value in node.inputs if value in is_last]
+    return is_last[max(decided, key=lambda value: value.type.size)] if decided else None
 
 
-def _wanted(node: Node, found: Mapping[Value, bool]) -> bool | None:
-    """Whether what a node reads should lie channels last, if anything says so."""
+def _wanted(node: Node, is_last: Mapping[Value, bool]) -> bool | None:
+    """Whether a node prefers channels-last inputs; None if nothing decides it."""
     if isinstance(node.op, Transpose):
         return {_LAST: True, _BACK: False}.get(node.op)
     if isinstance(node.op, Reshaping):
         return None
-    if (own := _of_operator(node)) is not None:
-        return own
-    return next((found[value] for value in node.outputs if value in found), None)
+    if (of_operator := _operator_gives_last(node)) is not None:
+        return of_operator
+    return next((is_last[value] for value in node.outputs if value in is_last), None)
 
 
-def _of_operator(node: Node) -> bool | None:
+def _operator_gives_last(node: Node) -> bool | None:
+    """Whether an operator computes in channels-last layout; None if it takes any layout."""
     if isinstance(node.op, (Attention, AttentionGradient, Linear, MatMul)):
         return False
     return True if node.op.kind in ("contraction", "window") else None
 
 
 def only_cast(graph: Graph, dtype: str) -> set[Value]:
-    """The inputs in float32 that a graph reads in ``dtype`` alone."""
+    """The float32 inputs that a graph reads through casts to ``dtype`` alone."""
     return {
         value
         for value in graph.inputs
@@ -101,7 +104,7 @@ def _casts(node: Node, dtype: str) -> bool:
 
 
 def giving_last(graph: Graph, places: Collection[int]) -> Graph:
-    """The graph with these outputs given channels last: batch, rows, columns, channels."""
+    """The graph with these outputs (by place) transposed to NHWC."""
     nodes, names = list(graph.nodes), Rewriter(graph)
     outputs = list(graph.outputs)
     for place in places:
@@ -112,9 +115,9 @@ def giving_last(graph: Graph, places: Collection[int]) -> Graph:
 
 
 def taking_last(graph: Graph, places: Collection[int]) -> Graph:
-    """The graph with these inputs taken channels last."""
+    """The graph with these inputs (by place) taken in NHWC."""
     names = Rewriter(graph)
-    stands: dict[Value, Value] = {}
+    replacements: dict[Value, Value] = {}
     inputs = list(graph.inputs)
     nodes: list[Node] = []
     for place in places:
@@ -123,13 +126,13 @@ def taking_last(graph: Graph, places: Collection[int]) -> Graph:
         inputs[place] = Value(value.type.with_shape((batch, rows, columns, channels)), value.name)
         node = Node(_BACK, [inputs[place]], names.fresh(f"{value.name}.first"))
         nodes.append(node)
-        stands[value] = node.output
+        replacements[value] = node.output
     for node in graph.nodes:
-        new = Node(node.op, _standing(node.inputs, stands), node.name, node.source)
-        stands.update(zip(node.outputs, new.outputs, strict=True))
+        new = Node(node.op, _replaced_values(node.inputs, replacements), node.name, node.source)
+        replacements.update(zip(node.outputs, new.outputs, strict=True))
         nodes.append(new)
-    return Graph(inputs, _standing(graph.outputs, stands), nodes, graph.name)
+    return Graph(inputs, _replaced_values(graph.outputs, replacements), nodes, graph.name)
 
 
-def _standing(values: Sequence[Value], stands: dict[Value, Value]) -> list[Value]:
-    return [stands.get(value, value) for value in values]
+def _replaced_values(values: Sequence[Value], replacements: dict[Value, Value]) -> list[Value]:
+    return [replacements.get(value, value) for value in values]

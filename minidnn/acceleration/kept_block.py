@@ -1,8 +1,8 @@
-"""What a call keeps for its gradient: values that lie one behind the other in one tensor's memory.
+"""The block of one call: all values that it keeps for its gradient, packed in one tensor's memory.
 
-One tensor takes PyTorch less time than hundreds, and on a GPU it lies at the same address in every
-step, where graphs that were captured there copy nothing.  For that it comes from a pool of its own:
-among others' tensors of all sizes so large a piece would be cut up.
+PyTorch allocates one tensor in less time than hundreds.  On a GPU the block has the same address in
+every training step, so that captured CUDA graphs read it without a copy.  For that it comes from a
+memory pool of its own: PyTorch's general pool would split so large a block for other tensors.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import torch
 from minidnn.acceleration.part import ALIGNMENT
 from minidnn.graph.ir import Value
 
-#: The pool of each GPU, as long as a network is trained there.
+#: The memory pool of each GPU, as long as a network is trained there.
 _POOLS: WeakValueDictionary[torch.device, Any] = WeakValueDictionary()
 
 
 class KeptBlock:
-    """How values lie in such memory.
+    """The layout of a block: the offset, shape and dtype of each kept value.
 
     Attributes:
-        bytes: of a block.
+        bytes: the size of a block.
     """
 
     def __init__(
@@ -37,8 +37,10 @@ class KeptBlock:
         bytes: int = 0,
     ) -> None:
         """
-        places: where values begin, by their numbers, in memory of so many bytes, in which more may
-            lie than they; the others lie behind that.
+        values: the kept values, in order.
+        places: offsets that are given already, by the numbers of values, in bytes.
+        bytes: the size of the memory that these offsets are in, which may hold other things too;
+            the values without an offset follow after it.
         """
         self._device = device
         self._types = [(v.shape, getattr(torch, v.dtype), v.type.bytes) for v in values]
@@ -53,20 +55,20 @@ class KeptBlock:
         self._pool = _pool_of(device) if self.bytes else None
 
     def empty(self) -> torch.Tensor:
-        """A block in which nothing has been written yet.  What it takes is PyTorch's again once
-        nobody has it; where memory is short, the pool serves others, too."""
+        """Allocates a block, not initialized.  Its memory returns to the pool once nobody refers
+        to it; where memory is short, the pool serves other tensors, too."""
         pool = self._pool
-        within = nullcontext() if pool is None else torch.cuda.use_mem_pool(pool, self._device)
-        with within:
+        allocation = nullcontext() if pool is None else torch.cuda.use_mem_pool(pool, self._device)
+        with allocation:
             return torch.empty(self.bytes, dtype=torch.uint8, device=self._device)
 
     def addresses(self, block: torch.Tensor) -> list[int]:
-        """Where the values lie in a block."""
+        """The addresses of the values in a block."""
         begin = block.data_ptr()
         return [begin + offset for offset in self._offsets]
 
     def tensors(self, block: torch.Tensor) -> list[torch.Tensor]:
-        """The values in a block."""
+        """The values in a block, as views of it."""
         return [
             block[offset : offset + size].view(dtype).view(shape)
             for offset, (shape, dtype, size) in zip(self._offsets, self._types, strict=True)
@@ -74,7 +76,7 @@ class KeptBlock:
 
 
 def _pool_of(device: torch.device) -> Any:
-    """The pool of a device; None where PyTorch's allocator has none."""
+    """The memory pool of a device; None where PyTorch's allocator has no pools."""
     if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
         return None
     pool = _POOLS.get(device)

@@ -1,4 +1,9 @@
-"""A PyTorch module that runs through minidnn: the same to its callers, and faster."""
+"""The PyTorch module that :func:`minidnn.optimize` returns.
+
+:class:`OptimizedModule` stands for the original module, whose state it shares, and runs its code
+through the pieces that Dynamo hands over.  Calls that PyTorch has to see operation by operation
+(traces, exports, transforms) run the original.
+"""
 
 from __future__ import annotations
 
@@ -33,38 +38,38 @@ from minidnn.frontends.torch.capture import unchanged
 
 # Hooks that are registered after a network was captured.
 #
-# Dynamo looks at every call whether the hooks that it has captured are the same, but not whether a
-# module that had none has one now: that would cost as much as all its other guards together.
-# PyTorch numbers hooks as they come, so that one comparison tells whether any came at all.
+# Dynamo's guards check at every call that captured hooks are the same, but not that a module which
+# had no hook still has none: that would cost as much as all its other guards together.  PyTorch
+# numbers hooks in the order of registration, so one comparison tells whether there are new ones.
 
 
 class LateHooks:
-    """Tells of hooks that a network, or all modules, got since it was asked last."""
+    """Detects hooks of a network, or of all modules, that were registered since the last check."""
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
         self._next: int = RemovableHandle.next_id
 
     def came(self) -> bool:
-        """Whether there are new ones."""
+        """Whether a hook was registered since the last call of this method."""
         if self._next == RemovableHandle.next_id:
             return False
-        first, self._next = self._next, RemovableHandle.next_id
-        own = (
+        first_new, self._next = self._next, RemovableHandle.next_id
+        own_hooks = (
             hooks
             for module in self._network.modules()
             for name, hooks in vars(module).items()
             if name.endswith("_hooks") and name.startswith(("_forward", "_backward"))
         )
-        return any(number >= first for hooks in (*GLOBAL_HOOKS, *own) for number in hooks)
+        return any(number >= first_new for hooks in (*GLOBAL_HOOKS, *own_hooks) for number in hooks)
 
 
 class StandsForContainer(nn.Module):
-    """A module that stands for another one, also where that is asked for its entries."""
+    """A module that stands for ``original``, also as a container: indexing, length, iteration."""
 
     original: Any
 
-    # Python looks for these at the type: what the original has none of is its TypeError.
+    # Python looks for these at the type.  A method that the original lacks raises its TypeError.
 
     def __getitem__(self, key: Any) -> Any:
         return self.original[key]
@@ -85,23 +90,23 @@ class StandsForContainer(nn.Module):
         return item in self.original
 
     def __bool__(self) -> bool:
-        return bool(self.original)  # else one without a length would be asked for it
+        return bool(self.original)  # else Python would call __len__, which it may lack
 
 
 log = logging.getLogger(__name__)
 
 _COMPILING = torch.compiler.is_dynamo_compiling
 
-#: Dynamo refuses a call while any thread makes a graph in another way, and says so.
+#: Part of Dynamo's error for a call while any thread makes a symbolic trace.
 _TRACES = "symbolically trace a dynamo-optimized function"
 
-#: What makes a call of a module more than one of ``forward``, as long as none of it is empty.
+#: Attributes that, unless empty, make a call of a module more than a call of ``forward``.
 _ASIDE = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     "_compiled_call_impl",
 )
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-#: Hooks that are called where the state dict is the original's.
+#: Hooks of the state dict, which is the original's.
 _STATE_HOOKS = (
     *("_state_dict_hooks", "_state_dict_pre_hooks"),
     *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
@@ -115,7 +120,7 @@ class _Pieces(list[Piece]):
     """The pieces that Dynamo has handed over so far, in order.
 
     Attributes:
-        broken: why layers are not captured with others.
+        broken: the reasons why layers were captured apart from their caller, as keys.
     """
 
     def __init__(self, settings: BridgeSettings) -> None:
@@ -125,62 +130,64 @@ class _Pieces(list[Piece]):
         self.broken: dict[str, None] = {}
 
     def made(self, module: Any, example: Sequence[Any]) -> Piece:
-        """One piece more; such of one code have their programs together."""
+        """Adds a piece; pieces of the same code share their programs."""
         code = tuple((node.op, str(node.target)) for node in module.graph.nodes)
-        of_code = self._programs.setdefault(code, PiecePrograms(self._settings))
-        piece = Piece(module, example, self._settings, of_code)
-        piece.is_among_others |= bool(self.broken) or any(each.broken for each in self)
+        shared_programs = self._programs.setdefault(code, PiecePrograms(self._settings))
+        piece = Piece(module, example, self._settings, shared_programs)
+        piece.is_among_others |= bool(self.broken) or any(earlier.broken for earlier in self)
         self.append(piece)
         return piece
 
     def __del__(self) -> None:
-        """Dynamo holds pieces at the code of classes, for as long as there is that code."""
+        """Frees the programs: Dynamo's cache holds pieces for as long as a code object exists."""
         for piece in self:
             piece.forget()
 
 
 class OptimizedModule(StandsForContainer):
-    """What :func:`minidnn.optimize` gives.
+    """The module that :func:`minidnn.optimize` returns.
 
-    It shares the parameters, buffers and children of the module that it was made of: state dict,
-    ``to``, ``apply``, hooks of the module's own and attributes are the original's.
+    It shares the parameters, buffers and children of the original module: state dict, ``to``,
+    ``apply``, the module's own hooks and attributes are the original's.
 
     Attributes:
-        original: the module that it was made of.
-        pieces: what Dynamo has handed over so far, in order.
+        original: the module that was optimized.
+        pieces: the pieces that Dynamo has handed over so far, in order.
     """
 
     def __init__(
         self, original: nn.Module, settings: BridgeSettings, dynamic: Dim | None = None
     ) -> None:
-        """dynamic: the batch, if it has a name."""
+        """dynamic: the name and range of the batch, if it is dynamic."""
         super().__init__()
-        own = self.__dict__
-        own["original"] = original  # not as a child: names in the state dict stay what they are
+        attributes = self.__dict__
+        attributes["original"] = (
+            original  # not as a child: names in the state dict stay what they are
+        )
         for shared in (*_SHARED, *_STATE_HOOKS):
-            own[shared] = original.__dict__[shared]
-        own["_settings"] = settings
-        own["_dim"] = dynamic
-        own["_warned"] = {}  # of what
+            attributes[shared] = original.__dict__[shared]
+        attributes["_settings"] = settings
+        attributes["_dim"] = dynamic
+        attributes["_warned"] = {}  # the reasons of which there was a warning, in order
         self._forget()
 
     def _forget(self) -> None:
-        """Lets the next call be captured anew."""
+        """Drops all pieces, so that the next call is captured again."""
         settings = self._settings
         pieces = _Pieces(settings)
         reference = weakref.ref(pieces)
 
         def backend(module: Any, example: Sequence[Any]) -> Piece:
-            found = reference()  # PyTorch holds this function for ever
-            assert found is not None
-            return found.made(module, example)
+            current = reference()  # PyTorch holds this function for ever
+            assert current is not None
+            return current.made(module, example)
 
-        own = self.__dict__
-        own["pieces"] = pieces
-        own["_broken"] = pieces.broken
-        own["_late_hooks"] = LateHooks(self.original)
+        attributes = self.__dict__
+        attributes["pieces"] = pieces
+        attributes["_broken"] = pieces.broken
+        attributes["_late_hooks"] = LateHooks(self.original)
         dynamic = None if self._dim is not None else False
-        own["_run"] = captured(
+        attributes["_run"] = captured(
             self.original,
             backend,
             settings.strict,
@@ -190,42 +197,44 @@ class OptimizedModule(StandsForContainer):
         )
 
     def _left_in_python(self, error: Exception) -> None:
-        """Says of some of the code that it is not captured; where the code itself is wrong, it is
-        about to say so."""
+        """Warns, once for each reason, that code is not captured and runs in Python.  Errors of the
+        code itself are not reported: it raises them when it runs."""
         name = self._settings.name
         if isinstance(error, DynamoRuntimeError):
             return
-        said = " ".join(str(error).split("\n\n")[0].split())
+        reason = " ".join(str(error).split("\n\n")[0].split())
         if isinstance(error, RecompileLimitError):
-            said = f"it was compiled {RECOMPILES} times, for ever other values"
+            reason = f"it was compiled {RECOMPILES} times, for ever other values"
         if self._settings.strict:
-            raise UnsupportedError(f"strict=True, and {name} cannot be captured whole: {said:.400}")
-        if said not in self._warned:
-            self._warned[said] = None
+            raise UnsupportedError(
+                f"strict=True, and {name} cannot be captured whole: {reason:.400}"
+            )
+        if reason not in self._warned:
+            self._warned[reason] = None
             warnings.warn(
-                f"{name}: some of its code runs in PyTorch: {said:.400}",
+                f"{name}: some of its code runs in PyTorch: {reason:.400}",
                 MiniDNNWarning,
                 stacklevel=6,
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As of every module, with its hooks.  Without any, the way is the shortest."""
+        """Calls the module with its hooks; if there are none, calls ``forward`` at once."""
         own = self.__dict__
         if any(map(own.get, _ASIDE)) or any(GLOBAL_HOOKS) or _COMPILING():
             return super().__call__(*args, **kwargs)
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the original gives.
+        """Returns the original's results.
 
-        UnsupportedError when not all is taken and ``strict`` was asked for.  Where operations of
-        PyTorch's are recorded, the original is.
+        UnsupportedError if ``strict`` and not everything is taken.  Where PyTorch's operations are
+        recorded, the original runs.
         """
-        if _COMPILING():  # of a network that this one is part of
+        if _COMPILING():  # as part of another network
             if is_exporting():
                 return self.original(*args, **kwargs)
             return self._uncompiled(*args, **kwargs)
-        if type(args) is not tuple:  # but a Proxy for all of them, at the root of a symbolic trace
+        if type(args) is not tuple:  # a Proxy for all of them, at the root of a symbolic trace
             return self._traced(args)
         if is_recorded():
             return self._recorded(args, kwargs)
@@ -254,23 +263,23 @@ class OptimizedModule(StandsForContainer):
         return self.forward(*args, **kwargs)
 
     def _traced(self, given: Any) -> Any:
-        """What the original gives in a symbolic trace, whose graph from now on is that of the
-        original, with the original's arguments in the place of ``given``."""
+        """Returns the original's result in a symbolic trace: the trace is made again of the
+        original, whose placeholders replace ``given``, the proxy of all arguments."""
         graph = given.tracer.trace(self.original)
         output = graph.output_node()
         result = torch.fx.map_arg(output.args[0], given.tracer.proxy)
-        graph.erase_node(output)  # the trace makes it again, of the result
+        graph.erase_node(output)  # the outer trace makes its own, of the result
         return result
 
     def _recorded(self, args: Any, kwargs: Any) -> Any:
-        """The original, whose operations are recorded, or computed in another way."""
+        """Runs the original, since its operations are recorded or transformed."""
         how = how_transformed()
         if how is None:
             return self.original(*args, **kwargs)
         return self._left(how, args, kwargs)
 
     def _mark(self, args: Any, kwargs: Any) -> None:
-        """Says to Dynamo that first axes of arguments are the batch."""
+        """Marks the first axis of every tensor argument as dynamic, for Dynamo."""
         dim: Dim = self._dim
         tensors = [
             leaf
@@ -289,8 +298,8 @@ class OptimizedModule(StandsForContainer):
             dynamo.maybe_mark_dynamic(tensor, 0)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles for arguments of these sizes, in the mode that the module is in: for training
-        with gradients, else without.  The code runs for that; what it writes is put back."""
+        """Compiles for arguments of these sizes, in the module's mode: with gradients for training,
+        else without.  The module's code runs for that; its writes are undone."""
         contextvars.copy_context().run(self._rehearse, args, kwargs)
         self._warn_of_nothing()
 
@@ -300,30 +309,31 @@ class OptimizedModule(StandsForContainer):
             self.forward(*args, **kwargs)
 
     def explain(self) -> str:
-        """What was taken, what was left to PyTorch and why, for every size compiled so far."""
+        """Describes what was taken, what was left to PyTorch and why, for every size so far."""
         name = self._settings.name
-        said = [f"{name}: some of its code runs in PyTorch: {why}" for why in self._warned]
-        if not self.pieces and not said:
+        paragraphs = [f"{name}: some of its code runs in PyTorch: {why}" for why in self._warned]
+        if not self.pieces and not paragraphs:
             return f"{name}: not called yet"
         for piece in self.pieces:
-            said += [piece.explain()] if piece.explain() else []
+            paragraphs += [piece.explain()] if piece.explain() else []
             if piece.broken is not None:
-                said.append(f"goes on in Python: {piece.broken}")
-        said += [f"goes on in Python: {why}" for why in self._broken]
-        return "\n\n".join(dict.fromkeys(said))
+                paragraphs.append(f"goes on in Python: {piece.broken}")
+        paragraphs += [f"goes on in Python: {why}" for why in self._broken]
+        return "\n\n".join(dict.fromkeys(paragraphs))
 
     @property
     def programs(self) -> list[SizedProgram]:
-        """What was compiled so far, piece by piece."""
+        """The programs compiled so far, piece by piece."""
         every = (program for piece in self.pieces for program in piece.programs)
         return list(dict.fromkeys(every))
 
     def refresh(self) -> None:
-        """Lets the next call of each size capture and compile anew, for changes that are not
-        noticed: of ``parameter.data`` or a NumPy view."""
+        """Has the next call of each size capture and compile again, after changes that are not
+        noticed: by ``parameter.data`` or a NumPy view."""
         self._forget()
 
     def _warn_of_nothing(self) -> None:
+        """Warns if no program has a part, so that everything runs in PyTorch."""
         programs = self.programs
         if any(program.parts for program in programs) or GAINS_LESS in self.explain():
             return
@@ -342,19 +352,19 @@ class OptimizedModule(StandsForContainer):
         kwargs: Any,
         why: str = "where derivatives and transforms are computed",
     ) -> Any:
-        """The original's result for a call which is PyTorch's as a whole."""
+        """Runs the original in PyTorch, and warns once of how the module was called."""
         name = self._settings.name
         if self._settings.strict:
             raise UnsupportedError(f"strict=True, and {name} was called {how}")
-        result = self.original(*args, **kwargs)  # whose errors come alone
-        if (said := f"called {how}") not in self._warned:
-            self._warned[said] = None
+        result = self.original(*args, **kwargs)  # before the warning, so that its errors come alone
+        if (way := f"called {how}") not in self._warned:
+            self._warned[way] = None
             warnings.warn(
                 f"{name} was called {how}: it runs in PyTorch, {why}", MiniDNNWarning, stacklevel=4
             )
         return result
 
-    # What a module is asked for is the original's.
+    # Attributes, modes and state are the original's.
 
     @property
     def training(self) -> bool:
@@ -362,7 +372,7 @@ class OptimizedModule(StandsForContainer):
 
     @training.setter
     def training(self, mode: bool) -> None:
-        if "original" in self.__dict__:  # else it is PyTorch that begins with True
+        if "original" in self.__dict__:  # else nn.Module.__init__ sets it to True
             self.original.training = mode
 
     def train(self, mode: bool = True) -> Self:
@@ -386,7 +396,7 @@ class OptimizedModule(StandsForContainer):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "original":  # not yet there, while one is copied
+            if name == "original":  # not set yet, while a module is copied
                 raise
             return getattr(self.original, name)
 
@@ -408,15 +418,15 @@ class OptimizedModule(StandsForContainer):
         return copied
 
     def __reduce__(self) -> Any:
-        """Pickled without what was compiled."""
+        """Pickles the original and the settings, without compiled programs."""
         return (OptimizedModule, self._again(self.original), self._own_hooks())
 
     def _again(self, original: nn.Module) -> tuple[Any, ...]:
-        """The arguments that make the same of a module."""
+        """The constructor's arguments for the same settings and another original."""
         return (original, self._settings, self._dim)
 
     def _own_hooks(self) -> dict[str, Any]:
-        """The hooks that it has besides the original's."""
+        """The hooks of this module itself, besides the original's."""
         return {name: each for name, each in vars(self).items() if "_hooks" in name and each}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,8 @@
-"""Programs for batches of any number of rows: one for a whole network, in place of one a size."""
+"""Programs of whole networks for a dynamic batch: one for any number of rows, not one a size.
+
+A network is captured for two batches.  If the two graphs differ in the number of rows alone, one
+:class:`~minidnn.dynamic.executable.DynamicExecutable` computes all batches of the range.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +32,17 @@ from minidnn.graph.ir import Graph
 log = logging.getLogger(__name__)
 
 _REFUSED = 64
-"""Kinds of arguments of which it is remembered why there is no program."""
+"""Keys of arguments for which the reason that there is no program is remembered, at most."""
 
-#: Leaves of a call, and whether each has the batch: as its first axis, or as a number.
+#: The leaves of a call's arguments.
 Leaves = Sequence[Any]
+#: Whether each leaf has the batch: as its first axis, or as its value, if it is a number.
 Named = Sequence[bool]
 
 
 @dataclass(frozen=True)
 class NamedPart:
-    """The one part of a network, compiled for any number of rows."""
+    """The only part of a network, compiled for any number of rows."""
 
     part: Part
     executable: DynamicExecutable
@@ -45,11 +50,13 @@ class NamedPart:
 
 @dataclass(frozen=True)
 class NamedBatch:
-    """A named batch of a network.
+    """The dynamic batch of a network.
 
     Attributes:
-        named: whether each argument has it.
+        dim: its name and its range.
+        named: whether each argument has the batch.
         other: the network, captured for another batch.
+        keep: how many programs are kept (2 at the least).
     """
 
     dim: Dim
@@ -59,7 +66,7 @@ class NamedBatch:
 
 
 class NamedProgram(SizedProgram):
-    """A network for any number of rows.
+    """The program of a network for any number of rows in a range.
 
     UnsupportedError if PyTorch runs some of it, or its rows depend on each other.
     """
@@ -77,7 +84,7 @@ class NamedProgram(SizedProgram):
         super().__init__(captured, engine, name, sizes, strict)
 
     def compile(self) -> None:
-        """Compiles for one row, and for as many as there were; others are made as they come."""
+        """Compiles for one row and for the captured batch; others are compiled as they come."""
         self.watch.renew()
         captured, batch = self.captured, self._named_batch
         if len(self.levels) != 1 or not self.levels[0].taken or captured.has_writes:
@@ -90,25 +97,26 @@ class NamedProgram(SizedProgram):
         self._takes = [captured.given[node] for node in part.inputs]
         self._dtypes = [getattr(torch, value.dtype) for value in part.graph.outputs]
         orders = [order_of(node.meta["val"]) for node in part.outputs]
-        #: How results lie in memory, if any lies otherwise than in order.
+        #: The memory order of each result's axes; None if all results are contiguous.
         self._orders = orders if any(each is not None for each in orders) else None
-        with_rows = {place for place, each in enumerate(self._takes) if batch.named[each]}
-        if not with_rows:
+        batched_inputs = {place for place, each in enumerate(self._takes) if batch.named[each]}
+        if not batched_inputs:
             raise UnsupportedError("no argument that it reads has the batch")
-        made = self._executable(part.graph, with_rows)
-        made.warm([part.graph.inputs[min(with_rows)].shape[0]])
-        #: What runs the programs that are there, by the shapes that they take.
+        executable = self._executable(part.graph, batched_inputs)
+        executable.warm([part.graph.inputs[min(batched_inputs)].shape[0]])
+        #: Programs that were run, as parts that take tensors by address, by their input shapes.
         self._direct_parts: dict[Any, CompiledPart] = {}
-        self.parts = [NamedPart(part, made)]  # type: ignore[list-item]
+        self.parts = [NamedPart(part, executable)]  # type: ignore[list-item]
         self.starts_early = False
 
     def _executable(self, graph: Graph, with_rows: set[int]) -> DynamicExecutable:
+        """Makes the executable for any batch; UnsupportedError if graphs of two batches differ."""
         batch, other = self._named_batch, self._named_batch.other
-        again = convert(other.operations, other.constants, other.tensor, self.name).graph
+        second = convert(other.operations, other.constants, other.tensor, self.name).graph
         first = min(with_rows)
-        if [len(again.inputs), len(again.outputs)] != [len(graph.inputs), len(graph.outputs)]:
+        if [len(second.inputs), len(second.outputs)] != [len(graph.inputs), len(graph.outputs)]:
             raise UnsupportedError("it is another for another batch")
-        small, large = sorted((graph, again), key=lambda each: each.inputs[first].shape[0])
+        small, large = sorted((graph, second), key=lambda each: each.inputs[first].shape[0])
         of_rows = other_batches(small, large, with_rows)
         if isinstance(of_rows, str):
             raise UnsupportedError(of_rows)
@@ -133,7 +141,7 @@ class NamedProgram(SizedProgram):
 
     @property
     def dynamic(self) -> DynamicExecutable:
-        """What computes."""
+        """The executable of the one part."""
         found: DynamicExecutable = self.parts[0].executable  # type: ignore[assignment]
         return found
 
@@ -159,7 +167,7 @@ class NamedProgram(SizedProgram):
         return arranged_as(iter(results), self.captured.arranged)
 
     def _run_new(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        """The results for a number of rows that has no program, or whose program is new."""
+        """The results for a number of rows whose program is missing or not ready yet."""
         if self.engine.device == "cpu":
             rest()
         result = self.dynamic(*tensors)
@@ -167,20 +175,20 @@ class NamedProgram(SizedProgram):
         return tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
 
     def _direct_part(self, shapes: Any, executable: Executable) -> CompiledPart:
-        """What runs a program on tensors where they lie."""
+        """Returns a part that runs a program on tensors by their addresses."""
         part = replace(self.parts[0].part, graph=self._of_rows(shapes[self._first][0]))
-        taken = CompiledPart(part, executable, self.engine.memory)
+        direct = CompiledPart(part, executable, self.engine.memory)
         if len(self._direct_parts) >= 2 * self._named_batch.keep:
             self._direct_parts.clear()
-        self._direct_parts[shapes] = taken
-        return taken
+        self._direct_parts[shapes] = direct
+        return direct
 
 
 class NamedPrograms(Programs):
     """Programs by the types of arguments, whatever their number of rows is.
 
     Attributes:
-        refused: why there is none for such arguments.
+        refused: the reasons why there is no program, by the keys of arguments.
     """
 
     def __init__(self, name: str, limit: int) -> None:
@@ -199,20 +207,20 @@ class NamedPrograms(Programs):
         make: Callable[[], NamedProgram],
         arguments: Sequence[Any] | None = None,
     ) -> tuple[bool, Any]:
-        """Whether there is a program for such arguments, and what it gives."""
-        whole = (arranged, tuple(named))
-        if self._key(leaves, whole) in self.refused:
+        """Whether there is a program for these arguments, and its result."""
+        arrangement = (arranged, tuple(named))
+        if self._key(leaves, arrangement) in self.refused:
             return False, None
         try:
-            return True, self.run(leaves, whole, make, arguments)
+            return True, self.run(leaves, arrangement, make, arguments)
         except UnsupportedError as error:
-            self._refuse(leaves, whole, error)
+            self._refuse(leaves, arrangement, error)
             return False, None
 
-    def _refuse(self, leaves: Leaves, whole: Any, error: UnsupportedError) -> None:
+    def _refuse(self, leaves: Leaves, arrangement: Any, error: UnsupportedError) -> None:
         if len(self.refused) >= _REFUSED:
             self.refused.clear()
-        self.refused[self._key(leaves, whole)] = str(error)
+        self.refused[self._key(leaves, arrangement)] = str(error)
         log.info("%s: each batch has a program of its own: %s", self._name, error)
 
     def _key(self, leaves: Leaves, arranged: Any) -> Any:
@@ -222,20 +230,21 @@ class NamedPrograms(Programs):
 
 
 def symbols_of(module: Any) -> Named | None:
-    """Which arguments of a piece have the batch, where PyTorch has given it a symbol: tensors whose
-    first axis is that symbol, and the symbol itself; None if there is no such one."""
+    """Which arguments of a piece have the batch, for which Dynamo has made a symbolic size: tensors
+    whose first axis is that symbol, and the symbol itself; None if there is no single such symbol,
+    or another axis depends on it."""
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     values = [node.meta.get("example_value") for node in placeholders]
-    first, behind = set(), set()
+    first_axes, other_axes = set(), set()
     for value in values:
         if isinstance(value, torch.Tensor):
             axes = [str(size) if isinstance(size, torch.SymInt) else None for size in value.shape]
-            first.update(axes[:1])
-            behind.update(axes[1:])
-    found = sorted(each for each in first if each is not None)
-    if len(found) != 1 or any(found[0] in str(each) for each in behind):
+            first_axes.update(axes[:1])
+            other_axes.update(axes[1:])
+    symbols = sorted(each for each in first_axes if each is not None)
+    if len(symbols) != 1 or any(symbols[0] in str(each) for each in other_axes):
         return None
-    (batch,) = found
+    (batch,) = symbols
     return [
         str(value.shape[0]) == batch and isinstance(value.shape[0], torch.SymInt)
         if isinstance(value, torch.Tensor) and value.dim()
@@ -245,7 +254,7 @@ def symbols_of(module: Any) -> Named | None:
 
 
 def with_rows(leaves: Leaves, named: Named, rows: int) -> list[Any]:
-    """Such arguments for another batch, of zeros."""
+    """The arguments with another batch: zeros in the same memory format, and ``rows`` itself."""
     return [
         leaf if not has else _zeros(leaf, rows) if isinstance(leaf, torch.Tensor) else rows
         for leaf, has in zip(leaves, named, strict=True)
@@ -253,14 +262,14 @@ def with_rows(leaves: Leaves, named: Named, rows: int) -> list[Any]:
 
 
 def _zeros(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    made = tensor.new_zeros((rows, *tensor.shape[1:]))
+    zeros = tensor.new_zeros((rows, *tensor.shape[1:]))
     last = torch.channels_last
-    lies_so = tensor.dim() == 4 and tensor.is_contiguous(memory_format=last)
-    return made if tensor.is_contiguous() or not lies_so else made.contiguous(memory_format=last)
+    is_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=last)
+    return zeros if tensor.is_contiguous() or not is_last else zeros.contiguous(memory_format=last)
 
 
 def another(rows: int, dim: Dim) -> int:
-    """A number of rows in range beside this one: the least, at which most code differs.
+    """A second number of rows in range: the least, for which code most often has a branch.
 
     UnsupportedError if there is none.
     """

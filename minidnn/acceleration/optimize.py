@@ -1,4 +1,4 @@
-"""optimize: a PyTorch module in, a faster one of the same kind out."""
+"""optimize: makes a PyTorch module faster, behind the same interface."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def optimize(
 ) -> OptimizedModule:
     """A module that gives what ``module`` gives, with all that is known run by minidnn.
 
-    What is not known runs in PyTorch, in its place, on the same memory; ``explain()`` of the result
-    says what that is and why. Code that looks at values, prints or calls NumPy runs in Python,
-    between pieces that are taken. Parameters are shared with ``module``; when they change, the
-    result compiles again for inference. Where gradients are enabled, what is known runs both
-    ways, in evaluation mode too: weights are read where they lie, and gradients arrive in
-    ``.grad``; random numbers follow from PyTorch's generator, and are not its own.
+    Unknown operations run in PyTorch, in their place, on the same memory; ``explain()`` of the
+    result lists them with reasons. Code that looks at values, prints or calls NumPy runs in Python,
+    between compiled pieces. Parameters are shared with ``module``; when they change, the result
+    compiles again for inference. Where gradients are enabled, known operations run forward and
+    backward, in evaluation mode too: weights are read in PyTorch's memory, and gradients arrive in
+    ``.grad``; random numbers are seeded by PyTorch's generator, and are not its own.
 
     Args:
         module: a ``torch.nn.Module``; it is compiled for the mode that it is in. Its code runs once
@@ -46,7 +46,7 @@ def optimize(
         device: "cuda", "cpu" or another backend's name; None follows the tensors.
         precision, options: as :func:`minidnn.compile` takes them.
         strict: whether anything left to PyTorch is an error.
-        sizes: for so many sizes of arguments programs are kept.
+        sizes: the number of argument sizes for which programs are kept.
         dynamic: the batch, which is the first axis of all tensors: ``md.Dim("batch", 1, 64)``. One
             executable computes all batches in its range, new ones at once, as
             :class:`minidnn.dynamic.executable.DynamicExecutable` does it. Where the module's code
@@ -98,7 +98,7 @@ def optimize(
     if type(strict) is not bool:
         raise GraphError(f"optimize: strict={strict!r}; valid are True and False")
     check_not_automatic(precision, "md.optimize, which compiles pieces of networks")
-    if device is not None:  # before the first call, which may be far away
+    if device is not None:  # errors come now, not at the first call
         get_backend(device)
         Engine(device, precision, options).check()
     check_mode(module, "optimize: ", trains=True)
@@ -125,8 +125,8 @@ def _advice_on_example(example: object) -> str:
 
 
 def _differing_dtypes(module: Any, args: tuple[Any, ...]) -> str | None:
-    """What to do about a module that fails on arguments of another floating-point dtype than its
-    parameters have; None if all have one."""
+    """Advice for a module that fails on arguments of another floating-point dtype than that of its
+    parameters; None if they have the same."""
     own = {p.dtype for p in module.parameters() if p.dtype.is_floating_point}
     dtypes = [getattr(each, "dtype", None) for each in args]
     given = {dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point}

@@ -1,8 +1,8 @@
-"""Whether what a program writes to lies apart from all else that it is given.
+"""Alias analysis at each call: whether memory that a program writes to is also another tensor's.
 
-Writes are made once all is computed.  That is the same as when the network makes them only if
-nobody reads their memory as something else's.  And what is a view of such memory is one only where
-strides are those of the capture.
+A program writes in place once everything is computed.  This gives the network's own results only if
+no other argument, parameter or buffer shares the memory that is written to.  Views of that memory
+are also as captured only where the strides are those of the capture.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import torch
 
 from minidnn.frontends.torch.captured import Captured
 
-#: The first byte of a tensor's memory, and the one behind its last.
+#: A tensor's memory: the address of its first byte, and the address after its last byte.
 _Extent = tuple[int, int]
 _ADDRESS = torch.Tensor.data_ptr
 
 
 class Overlaps:
-    """Looks for overlaps in the arguments of a program that writes to arguments or buffers."""
+    """Finds overlapping memory among the arguments, parameters and buffers of one program."""
 
     def __init__(self, captured: Captured, stay: Container[int] = ()) -> None:
-        """stay: the places of arguments that are the same tensors at most calls, as weights are."""
+        """stay: the places of arguments that are the same tensors at most calls: weights."""
         written = {*captured.counted, *(node for _, node in captured.writes)}
         given = [(place, node in written) for node, place in captured.given.items()]
         self._held = list(captured.held.values())
         self._stay = [place for place, _ in given if place in stay]
         self._given = [(place, is_it) for place, is_it in given if place not in stay]
-        #: Which of the tensors that are held or stay are written to.
+        #: Whether each tensor that is held or stays is written to.
         self._are_written = [
             *(node in written for node in captured.held),
             *(is_it for place, is_it in given if place in stay),
@@ -39,30 +39,30 @@ class Overlaps:
         written_given = {place: node for node, place in captured.given.items() if node in written}
         self._written = list(written_given)
         self._steps = [_steps(node.meta["val"]) for node in written_given.values()]
-        #: The strides of what is written to, as they were when they were last found the same.
+        #: The strides of the tensors that are written to, when they last matched the capture.
         self._strides: list[tuple[int, ...]] | None = None
         self._known = _Known([], _Regions(()), _Regions(()), False)
 
     def are_in(self, leaves: Sequence[Any]) -> bool:
         """Whether memory that is written to is also another argument's, parameter's or buffer's.
 
-        leaves: those of the arguments.
+        leaves: the leaves of the arguments.
         """
         known = self._known_of(leaves)
         if known.meet:
             return True
-        given = [(extent_of(leaves[place]), written) for place, written in self._given]
-        for index, (extent, written) in enumerate(given):
+        extents = [(extent_of(leaves[place]), written) for place, written in self._given]
+        for index, (extent, written) in enumerate(extents):
             if (known.every if written else known.written).meet(extent):
                 return True
             if written and any(
-                _meet(extent, other) for place, (other, _) in enumerate(given) if place != index
+                _meet(extent, other) for place, (other, _) in enumerate(extents) if place != index
             ):
                 return True
         return False
 
     def _known_of(self, leaves: Sequence[Any]) -> _Known:
-        """Where what is held or stays lies: looked at again once it lies elsewhere."""
+        """The memory of the tensors that are held or stay, computed again if an address changes."""
         tensors = [each.tensor for each in self._held]
         tensors += map(leaves.__getitem__, self._stay)
         addresses = list(map(_ADDRESS, tensors))
@@ -87,10 +87,10 @@ class Overlaps:
 
 
 def _any_meet(extents: Iterable[_Extent | None], are_written: Iterable[bool]) -> bool:
-    """Whether what is written to meets anything else of it."""
-    end = end_of_written = 0  # of those that begin before
-    found = [(e, w) for e, w in zip(extents, are_written, strict=True) if e is not None]
-    for (first, last), is_written in sorted(found):
+    """Whether an extent that is written to overlaps any other of these extents."""
+    end = end_of_written = 0  # of the extents that begin before
+    pairs = [(e, w) for e, w in zip(extents, are_written, strict=True) if e is not None]
+    for (first, last), is_written in sorted(pairs):
         if first < (end if is_written else end_of_written):
             return True
         end = max(end, last)
@@ -99,12 +99,19 @@ def _any_meet(extents: Iterable[_Extent | None], are_written: Iterable[bool]) ->
 
 
 def _steps(tensor: torch.Tensor) -> list[int]:
-    """The strides of the axes along which there is more than one element."""
+    """The strides of the axes with more than one element."""
     return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 class _Known(NamedTuple):
-    """What is known of tensors that are held or stay: all of it of one moment."""
+    """The memory of the tensors that are held or stay, as of one call.
+
+    Attributes:
+        addresses: of each tensor.
+        every: their memory.
+        written: the memory of those that are written to.
+        meet: whether one of these overlaps another tensor.
+    """
 
     addresses: list[int]
     every: _Regions
@@ -113,7 +120,7 @@ class _Known(NamedTuple):
 
 
 class _Regions:
-    """Some memory, as extents that lie apart, in order."""
+    """A union of extents, as disjoint intervals in ascending order."""
 
     def __init__(self, extents: Iterable[_Extent | None]) -> None:
         self._starts: list[int] = []
@@ -126,14 +133,17 @@ class _Regions:
                 self._ends.append(end)
 
     def meet(self, extent: _Extent | None) -> bool:
+        """Whether an extent overlaps any of these."""
         if extent is None:
             return False
-        last = bisect_right(self._starts, extent[1] - 1) - 1  # of those that begin before its end
+        last = (
+            bisect_right(self._starts, extent[1] - 1) - 1
+        )  # of the intervals that begin before its end
         return last >= 0 and self._ends[last] > extent[0]
 
 
 def extent_of(thing: Any) -> _Extent | None:
-    """Where a tensor lies; None for all else, and for one without elements."""
+    """The extent of a strided tensor; None for one without elements, and for all other objects."""
     if not isinstance(thing, torch.Tensor) or thing.layout is not torch.strided:
         return None
     if not thing.numel():

@@ -1,4 +1,8 @@
-"""A compiled part of a network as a PyTorch module: tensors in, tensors out."""
+"""A compiled subgraph of a network as a PyTorch module, which takes and returns tensors.
+
+Where the tensors have the types, device and layout that the program takes, it computes on their
+memory by address, which saves most of the time of a call in Python.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,10 @@ from minidnn.graph.ir import Graph, Value
 from minidnn.graph.types import TensorType
 from minidnn.runtime.program import DonatedLayout
 
-#: What lies in memory as it seems to; other classes may look at a tensor in their own way.
+#: Classes whose memory is what their shape and strides say; subclasses may interpret it otherwise.
 PLAIN = frozenset({torch.Tensor, nn.Parameter})
 
-#: The bytes between the beginnings of tensors in one memory are a multiple of this many, as where
-#: PyTorch's allocator makes them.
+#: The alignment in bytes of tensors that share one allocation: that of PyTorch's allocator.
 ALIGNMENT = 512
 
 _IS_NESTED, _LAYOUT = attrgetter("is_nested"), attrgetter("layout")
@@ -32,13 +35,14 @@ _DEVICE, _SHAPE, _DTYPE = attrgetter("device"), attrgetter("shape"), attrgetter(
 
 
 class CompiledPart(nn.Module):
-    """A part as a module.
+    """A part as a module, for inference.
 
     Attributes:
-        before_pytorch: whether an operation of PyTorch's comes next, which needs the cores.
-        shares_threads: whether it computes with PyTorch's threads: none of them, and none of
-            others, are in the way of whoever comes next.
-        is_addressed: whether it computes on tensors' memory by address, see :meth:`run_at`.
+        before_pytorch: whether an operation of PyTorch's runs next, which needs the cores.
+        shares_threads: whether it computes with PyTorch's own OpenMP threads, so that no idle
+            thread spins on a core that the next operation needs.
+        is_addressed: whether it can compute on tensors' memory by address, see :meth:`run_at`.
+        takes: tells whether tensors are laid out as the program takes them.
     """
 
     def __init__(
@@ -50,8 +54,8 @@ class CompiledPart(nn.Module):
         among_pytorchs: bool = False,
     ) -> None:
         """
-        memory: PyTorch's name of the device on whose tensors it computes.
-        among_pytorchs: whether operations of PyTorch's come before or after it.
+        memory: PyTorch's name of the device on whose tensors the part computes.
+        among_pytorchs: whether operations of PyTorch's run before or after the part.
         """
         super().__init__()
         self.part = part
@@ -59,8 +63,8 @@ class CompiledPart(nn.Module):
         self.before_pytorch = before_pytorch
         self._on_cores = executable.device == "cpu"
 
-        #: A device computes in its precision, or has no such dtype (the reference no bfloat16);
-        #: results are what PyTorch's would be.
+        #: The dtypes of PyTorch's results, to which results are cast: a device computes in its own
+        #: precision, or lacks the dtype (the reference has no bfloat16).
         self._dtypes = [getattr(torch, value.dtype) for value in part.graph.outputs]
         self._program = cast(Any, executable.program)
         team = None
@@ -75,7 +79,6 @@ class CompiledPart(nn.Module):
             and _types(part.graph) == _types(executable.graph)
         )
         self._device = torch.device(memory)
-        #: Whether tensors lie there as the program takes them.
         self.takes = self.lying(part.graph.inputs)
         self._gives = [
             (v.shape, _strides(v.shape), getattr(torch, v.dtype)) for v in part.graph.outputs
@@ -87,6 +90,7 @@ class CompiledPart(nn.Module):
         self._vectors = {dtype: EmptyVectors(sizes[dtype], dtype, self._device) for dtype in sizes}
 
     def forward(self, *tensors: torch.Tensor) -> Any:
+        """Returns the part's results, in the dtypes of PyTorch's."""
         if self.is_addressed and self.takes(tensors):
             return self.run_at(tensors)
         if self._on_cores and not self.shares_threads:
@@ -97,31 +101,31 @@ class CompiledPart(nn.Module):
         results = result if isinstance(result, tuple) else (result,)
         if not tensors:  # of weights alone: nothing says that results are PyTorch's
             results = tuple(torch.as_tensor(each, device=self._device) for each in results)
-        made = tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
-        return made if isinstance(result, tuple) else made[0]
+        converted = tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
+        return converted if isinstance(result, tuple) else converted[0]
 
     def lying(self, values: Iterable[Value]) -> ExpectedTensors:
-        """What tells whether tensors are these on the program's device."""
+        """Returns a predicate: whether tensors are contiguous, of these types, on the device."""
         return ExpectedTensors((v.shape, getattr(torch, v.dtype), self._device) for v in values)
 
     @property
     def stream(self) -> int:
-        """The stream that it computes on now; 0 on the CPU."""
+        """The CUDA stream that the part computes on now; 0 on the CPU."""
         return 0 if self._on_cores else TORCH.stream(self._device.index)
 
     def run_at(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The results for such tensors: between the networks' regions nothing of Python is in the
-        caches, so every step less counts."""
+        """Computes on the memory of tensors that :attr:`takes` accepts, and returns the results.
+        Python's own data is out of the caches at each call, so every step saved counts."""
         results = self.empty()
         self.compute([t.data_ptr() for t in tensors], [r.data_ptr() for r in results])
         return results[0] if len(results) == 1 else tuple(results)
 
     def empty(self, first: int = 0, end: int | None = None) -> list[torch.Tensor]:
-        """Tensors for the results, or for some of them in a row, in which nothing is written."""
+        """Allocates tensors, not initialized, for the results from ``first`` up to ``end``."""
         return [self._empty(*each) for each in self._gives[first:end]]
 
     def empty_gradients(self) -> list[torch.Tensor]:
-        """Tensors for the results where these are gradients: most are those of vectors."""
+        """Allocates tensors for results that are gradients: vectors, the most of them, at once."""
         vectors = {dtype: iter(make()) for dtype, make in self._vectors.items()}
         return [
             next(vectors[each[2]]) if len(each[0]) == 1 else self._empty(*each)
@@ -131,21 +135,22 @@ class CompiledPart(nn.Module):
     def _empty(
         self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor:
-        # Strides are the shortest way to an array: without them PyTorch looks for a memory format.
-        # The device is told: PyTorch's default may be another, whose memory is not for the program.
+        # With strides given, PyTorch need not look for a memory format.  The device is given, too:
+        # PyTorch's default may be another one, whose memory the program cannot use.
         return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
 
     def use_external_buffers(self, donated: Sequence[int] = ()) -> DonatedLayout | None:
-        """Has its program keep no memory for inputs and outputs, where the device can; how a buffer
-        is laid out in which these inputs lie, and which may be donated."""
+        """Has the program allocate no memory for inputs and outputs, where the device supports it.
+        Returns the layout of a buffer that holds these inputs and may be donated; None if the
+        device has none."""
         program = self.executable.on_streams
         return None if program is None else program.use_external_buffers(donated)
 
     def compute(self, inputs: Sequence[int], outputs: Sequence[int], donated: int = 0) -> None:
-        """Computes the results of what lies at these addresses, as :meth:`takes` says.
+        """Computes the results of the tensors at these addresses, which :attr:`takes` accepts.
 
-        donated: the address of a buffer that is laid out as :meth:`use_external_buffers` said, and
-            holds nothing of use afterwards; 0 if there is none.
+        donated: the address of a buffer in the layout of :meth:`use_external_buffers`, whose
+            contents are lost; 0 if there is none.
         """
         program = self._program
         if not self._on_cores:
@@ -169,21 +174,21 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def computes_its_own_way(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's class has a say in what is computed of it, and in what that gives."""
+    """Whether a tensor's class overrides how operations on it are computed."""
     kind = type(tensor)
     return kind not in PLAIN and (
-        kind.__torch_function__ is not nn.Parameter.__torch_function__  # which has none
+        kind.__torch_function__ is not nn.Parameter.__torch_function__  # the disabled one
         or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     )
 
 
 class EmptyVectors:
-    """Makes vectors that lie one behind the other in one memory, which takes PyTorch a fraction of
-    the time of a tensor each.  No vector is a view to PyTorch: each has its own count of writes."""
+    """Allocates vectors in one allocation, in a fraction of the time that one tensor each takes.
+    To PyTorch no vector is a view: each has a version counter of its own."""
 
     def __init__(self, sizes: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
-        #: The elements of each vector, and of each gap behind one.
+        #: The elements of each vector and of each gap after one, for the alignment.
         self._sizes: list[int] = []
         self._are_vectors: list[bool] = []
         for size in sizes:
@@ -192,17 +197,17 @@ class EmptyVectors:
             self._are_vectors += [True, False] if gap else [True]
 
     def __call__(self) -> Iterable[torch.Tensor]:
-        """Vectors in which nothing is written."""
+        """Allocates the vectors, not initialized."""
         memory = torch.empty(sum(self._sizes), dtype=self._dtype, device=self._device)
         return compress(torch.unsafe_split_with_sizes(memory, self._sizes), self._are_vectors)
 
 
 class ExpectedTensors:
-    """What tells whether tensors' memory is arrays of these types, on these devices.
+    """A predicate: whether tensors are contiguous, of these shapes and dtypes, on these devices.
 
-    There may be hundreds, and the device may have nothing to do meanwhile.  So PyTorch compares all
-    of them at once with the last that were as expected.  Where they differ, each attribute is
-    looked at in one pass over all of them.
+    There may be hundreds of tensors, and the device may be idle meanwhile.  So PyTorch's native
+    guards compare all of them at once with the last tensors that were as expected.  Where these
+    differ, each attribute is compared in one pass over all tensors.
     """
 
     def __init__(self, types: Iterable[tuple[tuple[int, ...], torch.dtype, torch.device]]) -> None:
@@ -211,14 +216,14 @@ class ExpectedTensors:
         self._dtypes = [dtype for _, dtype, _ in every]
         self._devices = [device for *_, device in every]
         self._layouts = [torch.strided] * len(every)
-        #: Tells whether tensors are like the last that were as expected.
+        #: PyTorch's guards of the last tensors that were as expected.
         self._like_before: Any = None
 
     def __call__(self, tensors: Sequence[Any]) -> bool:
         return (
             len(tensors) == len(self._shapes)
             and PLAIN.issuperset(map(type, tensors))
-            and not any(map(_IS_NESTED, tensors))  # these have no shape, which ends PyTorch's look
+            and not any(map(_IS_NESTED, tensors))  # these have no shape, at which the guards fail
             and (self._are_like_before(tensors) or self._are_expected(tensors))
         )
 
@@ -226,7 +231,7 @@ class ExpectedTensors:
         return self._like_before is not None and self._like_before.check(*tensors)
 
     def _are_expected(self, tensors: Sequence[Any]) -> bool:
-        """What is not nested is looked at attribute by attribute, and remembered."""
+        """Compares each attribute of tensors, none nested; makes guards of them if they fit."""
         if not (
             list(map(_LAYOUT, tensors)) == self._layouts
             and list(map(_DEVICE, tensors)) == self._devices

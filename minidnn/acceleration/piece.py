@@ -1,8 +1,8 @@
-"""One piece of PyTorch code between two graph breaks, which minidnn runs as far as it can.
+"""One piece of a network: the FX graph between two graph breaks, compiled as far as possible.
 
-Dynamo hands it over with the weights among the arguments.  A piece is compiled at its first call
-for each size, which is all that has to be done where PyTorch has made a size dynamic, and for each
-module that shares it: several of one class have the same pieces.  What cannot be taken runs in
+Dynamo hands a piece over with the weights among its arguments.  A piece is compiled at its first
+call for each size of the arguments, also where Dynamo has made a size dynamic, and for each module
+that shares it: modules of one class have the same pieces.  A piece that cannot be compiled runs in
 PyTorch, with a warning.
 """
 
@@ -51,7 +51,7 @@ class BridgeSettings:
     Attributes:
         name: the network's, for messages.
         device, precision, strict, sizes, options: as :func:`minidnn.optimize` takes them.
-        warned: of what there was a warning.
+        warned: the reasons of which there was a warning already.
     """
 
     name: str
@@ -67,7 +67,8 @@ class BridgeSettings:
 
 
 class PiecePrograms:
-    """The programs of pieces of one code, as many as are kept."""
+    """The cached programs of all pieces with the same code: for inference, for training, and for
+    any batch."""
 
     def __init__(self, settings: BridgeSettings) -> None:
         name, sizes = settings.name, settings.sizes
@@ -77,46 +78,46 @@ class PiecePrograms:
 
 
 class _LittleError(UnsupportedError):
-    """There is nothing to compute in a piece, or what is known of it gains less than it costs."""
+    """A piece computes nothing, or its part would gain less than it costs: no warning is due."""
 
 
-#: Pieces that hold anything of their own are told apart by these.
+#: Numbers that identify pieces with tensors or modules of their own.
 _NUMBERS = itertools.count()
 
 
 def _identity(module: fx.GraphModule, example: Sequence[Any]) -> Any:
-    """What pieces have in common that compute the same: Dynamo makes several of one code, one in
-    inference mode and one without it."""
-    holds = any(node.op in ("get_attr", "call_module") for node in module.graph.nodes)
+    """A key that is equal for pieces that compute the same: Dynamo makes several of the same code,
+    as one in inference mode and one outside of it."""
+    holds_own = any(node.op in ("get_attr", "call_module") for node in module.graph.nodes)
     tensors = [each for each in example if isinstance(each, torch.Tensor)]
-    if holds or any(each.layout is not torch.strided for each in tensors):
+    if holds_own or any(each.layout is not torch.strided for each in tensors):
         return next(_NUMBERS)
-    # What is made of nothing follows the defaults; what is a view depends on strides.
+    # Factory functions follow the defaults; whether a result is a view depends on strides.
     strides = (str(each.stride()) for each in tensors)
     return (str(module.code), torch.get_default_dtype(), torch.get_default_device(), *strides)
 
 
 def _is_symbolic(example: Any) -> bool:
-    """Whether an argument is given with sizes that may be any."""
+    """Whether an example argument has symbolic sizes, or is a number."""
     if isinstance(example, torch.Tensor):
         return any(isinstance(size, torch.SymInt) for size in example.shape)
     return True
 
 
 def _several(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Gives what lies at these places, which are none or one."""
+    """Like ``operator.itemgetter``, for no place or one: gives a tuple of the items."""
     return lambda args: tuple(args[place] for place in places)
 
 
 class Piece:
-    """One piece of a model: takes its arguments, gives its results, compiled or not.
+    """One piece of a model: a callable that gives the results, by compiled programs or by PyTorch.
 
     Attributes:
-        module: what Dynamo handed over.
+        module: the FX graph module that Dynamo handed over.
         settings: the network's.
-        broken: why the code goes on in Python behind it; None where it is the last piece.
-        is_among_others: whether the code begins or goes on in Python, so that what is taken has to
-            gain more than it costs.
+        broken: why there is a graph break after it; None if it is the last piece.
+        is_among_others: whether Python code runs before or after the piece, so that a part has to
+            gain more than entering and leaving it costs.
     """
 
     def __init__(
@@ -126,44 +127,44 @@ class Piece:
         settings: BridgeSettings,
         kept: PiecePrograms | None = None,
     ) -> None:
-        """kept: the programs of other pieces of the same code, beside which its own are kept."""
+        """kept: the programs of all pieces with the same code; None makes new ones."""
         self.module = module
         self.broken = _why_broken(module)
         self.is_among_others = self.broken is not None
         self.settings = settings
         self._kept = PiecePrograms(settings) if kept is None else kept
         self._identity = _identity(module, example)
-        #: Which arguments have the batch, where it may be any.
+        #: Which arguments have the batch, where Dynamo has made it dynamic.
         self._batch = symbols_of(module)
         self._weights = weights_of(module, example)
-        #: Arguments that stand for numbers which modules hold, and the values that they had.
+        #: Places of arguments for numbers that modules hold, and the values that they had.
         self._numbers = numbers_of(module)
         self._values: set[tuple[float, ...]] = set()
         self._engines: dict[str, Engine] = {}
-        #: Whether Dynamo calls the piece for one size and one mode alone.
+        #: Whether Dynamo's guards admit only one size and one mode to the piece.
         self._is_static = not self._numbers and not any(map(_is_symbolic, example))
-        #: What a static piece ran last, and the weights that are in it, if they are.
+        #: The last program of a static piece, and the weights that are compiled in, if any.
         self._last: tuple[weakref.ref[SizedProgram], tuple[Any, ...] | None] | None = None
         places = tuple(self._weights)
-        #: Gives the weights among arguments.
+        #: Returns the weights among the arguments.
         self._weights_of: Any = itemgetter(*places) if len(places) > 1 else _several(places)
         self._switches_on = any(map(switches_on, module.graph.nodes))
-        #: Why pieces were not taken, by the types of their arguments.
+        #: Why the piece runs in PyTorch, by the key of the call, or by the reason itself.
         self._refused: dict[Any, str] = {}
 
     @property
     def programs(self) -> list[SizedProgram]:
-        """What was compiled, for gradients and without."""
-        kept, own = self._kept, self._identity
+        """The programs of this piece, for inference and for training."""
+        kept, identity = self._kept, self._identity
         every = (*kept.trained.items(), *kept.inference.items())
-        sized = [program for key, program in every if key[0][0] == own]
-        return [*sized, *(p for key, p in kept.named.items() if key[0][0][0] == own)]
+        sized = [program for key, program in every if key[0][0] == identity]
+        return [*sized, *(p for key, p in kept.named.items() if key[0][0][0] == identity)]
 
     def forget(self) -> None:
         """Frees all programs, and with them the weights."""
         self._last = None
         for each in (self._kept.inference, self._kept.trained, self._kept.named):
-            each.clear()  # Dynamo holds what a piece has, too
+            each.clear()  # Dynamo holds references to them, too
 
     def __call__(self, *args: Any) -> Any:
         try:
@@ -174,7 +175,7 @@ class Piece:
             reason = self._not_now(args)
             if reason is None:
                 half = autocast_to(_memory(args))
-                # Under autocast weights are given to every run, whether there are gradients or not.
+                # Under autocast weights are arguments of every run, with gradients or without.
                 enabled = torch.is_grad_enabled()
                 taped = (enabled or self._switches_on) and any(map(_is_trained, args))
                 trained = half is not None or taped
@@ -196,7 +197,7 @@ class Piece:
         reference: weakref.ref[SizedProgram],
         weights: tuple[Any, ...] | None,
     ) -> Any:
-        """The results of the program that ran last, if it still is the one for these arguments."""
+        """The results of the last program; None if it no longer is the one for these arguments."""
         program = reference()
         if program is None:
             return None
@@ -205,15 +206,14 @@ class Piece:
                 return program.run(args)
         if not all(map(is_, self._weights_of(args), weights)):
             return None
-        # A GPU is at work already while weights are looked at.
-        found = self._run_plain(program, args) if program.starts_early else None
+        # The GPU computes already while weights are checked.
+        results = self._run_plain(program, args) if program.starts_early else None
         if not program.watch.is_as_it_was():
             return None
-        return self._run_plain(program, args) if found is None else found
+        return self._run_plain(program, args) if results is None else results
 
     def _run_plain(self, program: SizedProgram, args: Sequence[Any]) -> Any:
-        """The results of a program for inference; None where tensors do not lie as it takes them,
-        or are of another layout."""
+        """The results of a program for inference; None where a tensor is not strided."""
         given = [args[place] for place in program.places]
         part = program.direct
         if part is not None and part.takes(given):
@@ -222,30 +222,30 @@ class Piece:
         return program.run(args) if all(map(_is_strided, given)) else None
 
     def _taping(self, trained: bool, taped: bool) -> AbstractContextManager[Any]:
-        """Has PyTorch's tape run for a program, where some of the code has it run."""
+        """Sets PyTorch's gradient mode for a program: on, where the code itself switches it on."""
         if taped and self._switches_on:
             return torch.enable_grad()
         return nullcontext() if trained else torch.no_grad()
 
     def explain(self) -> str:
-        """What was taken of the piece, and what was left and why."""
+        """Describes which operations of the piece were taken, which were left, and why."""
         left = [f"left to PyTorch: {reason}" for reason in self._refused.values()]
         named = self._kept.named
         left += [f"note: not for any batch: {why}" for why in named.reasons_of(self._identity)]
         return "\n\n".join([*map(explain_program, self.programs), *left])
 
     def _not_now(self, args: Sequence[Any]) -> str | None:
-        """Why a call is PyTorch's, whatever the piece is."""
+        """Why PyTorch must run this call, whatever the piece computes; None if it need not."""
         if is_recorded():
             return "its operations are recorded, or computed in another way"
         for arg in args:
             if not _is_strided(arg):
                 return f"a tensor has layout {arg.layout}"
         device, memory = self.settings.device, _memory(args)
-        # Weights that lie elsewhere are a mistake; code between others may compute there.
-        may = device is not None and self.is_among_others and not self._weights
-        if may and (own := Engine(device or "").memory) != memory:
-            return f"its tensors lie on {memory!r}; device={device!r} computes on {own!r}"
+        # Weights on another device are a mistake; a piece without any may compute elsewhere.
+        may_compute_elsewhere = device is not None and self.is_among_others and not self._weights
+        if may_compute_elsewhere and (own_memory := Engine(device or "").memory) != memory:
+            return f"its tensors lie on {memory!r}; device={device!r} computes on {own_memory!r}"
         if (half := autocast_to(memory)) is not None:
             reason = self._engine(args).why_not_mixed(half)
             return None if reason is None else f"autocast is on, which PyTorch honours, as {reason}"
@@ -254,9 +254,9 @@ class Piece:
     def _run(
         self, args: Sequence[Any], trained: bool, half: str | None, enabled: bool
     ) -> tuple[bool, Any]:
-        """Whether the piece was taken, and what it then gives.
+        """Whether a compiled program ran, and its results.
 
-        half: to what autocast casts; enabled: whether gradients are on around the piece.
+        half: the dtype that autocast casts to; enabled: whether gradients are on around the piece.
         """
         values = self._values_of(args)
         inputs = [
@@ -271,20 +271,20 @@ class Piece:
             named = [self._batch[place] for place in places]
             rows = _rows(inputs, named)
             if rows is not None:
-                done, result = self._kept.named.try_run(
+                was_taken, result = self._kept.named.try_run(
                     inputs,
                     named,
                     (self._identity, len(args), weights, *values.values()),
                     lambda: self._made_named(args, inputs, values, engine, rows),
                     args,
                 )
-                if done:
+                if was_taken:
                     return True, result
         key = trained, half, enabled, describe(inputs)
         if key in self._refused:
             return False, None
         try:
-            # Pieces of one code are not the same for tensors with gradients and without.
+            # Programs of one code differ for tensors with gradients and without.
             taped = tuple(map(_is_trained, args)) if trained else (len(args),)
             programs = self._kept.trained if trained else self._kept.inference
             program, result = programs.run_by(
@@ -294,11 +294,11 @@ class Piece:
                 args,
             )
             if self._is_static:
-                own = None if trained else self._weights_of(args)
+                compiled_weights = None if trained else self._weights_of(args)
                 part = program.direct
-                # Dynamo has a piece of its own for tensors that lie otherwise in memory.
+                # Dynamo makes another piece for tensors of other strides.
                 if part is None or part.takes([args[place] for place in program.places]):
-                    self._last = weakref.ref(program), own
+                    self._last = weakref.ref(program), compiled_weights
             return True, result
         except UnsupportedError as error:
             if str(error).startswith("strict=True"):
@@ -307,19 +307,19 @@ class Piece:
             return False, None
 
     def _values_of(self, args: Sequence[Any]) -> dict[int, float]:
-        """The numbers that modules hold, which are part of a program; ones that change again and
-        again are tensors, as PyTorch gives them, lest each value be compiled."""
-        found = {place: args[place].item() for place in self._numbers}
-        values = tuple(found.values())
+        """The numbers that modules hold, by place, which are constants of a program.  After as many
+        values as sizes are kept they stay tensor arguments, lest each value be compiled."""
+        numbers = {place: args[place].item() for place in self._numbers}
+        values = tuple(numbers.values())
         if values not in self._values:
             if len(self._values) == self.settings.sizes:
-                self._numbers = []  # another thread may be walking through what it was
+                self._numbers = []  # not cleared: another thread may be iterating over it
                 return {}
             self._values.add(values)
-        return found
+        return numbers
 
     def _engine(self, args: Sequence[Any]) -> Engine:
-        """The one for these arguments: errors for what is not legal are the caller's to see."""
+        """The engine for these arguments; its errors for illegal options reach the caller."""
         memory = _memory(args)
         if memory not in self._engines:
             engine = engine_for(
@@ -339,20 +339,21 @@ class Piece:
         half: str | None,
         enabled: bool,
     ) -> SizedProgram:
+        """Makes a program for these arguments; UnsupportedError if it would have no part."""
         for arg in filter(is_wrapper, args):
             raise UnsupportedError(
                 f"a {type(arg).__name__} is given, which has no memory of its own"
             )
         captured = self._captured(args, args, values, engine, trained, enabled)
-        own = [arg for place, arg in enumerate(args) if place not in self._weights]
-        said = self.settings.name, describe(own), self.settings.strict
+        arguments = [arg for place, arg in enumerate(args) if place not in self._weights]
+        description = self.settings.name, describe(arguments), self.settings.strict
         if trained:
             half = half or (self.settings.precision if self.settings.precision in HALVES else None)
             program: SizedProgram = TrainedProgram(
-                captured, engine, *said, half=half, weights=self._weights
+                captured, engine, *description, half=half, weights=self._weights
             )
         else:
-            program = SizedProgram(captured, engine, *said, among=self.is_among_others)
+            program = SizedProgram(captured, engine, *description, among=self.is_among_others)
         if not program.parts:
             why = f"nothing of it is taken:\n{program.why_nothing()}"
             reasons = set(program.left.values())
@@ -371,7 +372,7 @@ class Piece:
         trained: bool,
         enabled: bool,
     ) -> Captured:
-        """The piece on other arguments, with the weights that are among these."""
+        """Captures the piece for the arguments ``given``, with the weights among ``args``."""
         module = with_numbers(self.module, values) if values else self.module
         weights = {place: args[place] for place in self._weights}
         held = {place: Held(weights, place, name) for place, name in self._weights.items()}
@@ -386,7 +387,7 @@ class Piece:
         engine: Engine,
         rows: int,
     ) -> NamedProgram:
-        """A program for any batch, of which PyTorch has proved that the piece does the same."""
+        """Makes a program for any batch in the range for which Dynamo's guards hold."""
         assert self._batch is not None
         if any(map(is_wrapper, args)):
             raise UnsupportedError("an argument has no memory of its own")
@@ -398,6 +399,7 @@ class Piece:
         return NamedProgram(captured, batches, engine, self.settings.name, given)
 
     def _leave(self, key: Any, reason: str, warns: bool = True) -> None:
+        """Notes that the piece runs in PyTorch, warns once, and raises if strict."""
         if self.settings.strict:
             raise UnsupportedError(
                 f"strict=True, and a piece of {self.settings.name} is left to PyTorch: {reason}"
@@ -413,15 +415,15 @@ class Piece:
             )
 
 
-#: What may differ between reasons that are the same to whoever reads them.
+#: Numbers, in which reasons that are the same to a reader may differ.
 _ANY_NUMBER = re.compile(r"\d+")
 
-#: NamedBatch for which PyTorch hands over one piece: for one row there is another.
+#: The batches for which Dynamo makes one piece: for a batch of 1 it makes another.
 _ANY = Dim("batch", 2, 1 << 20)
 
 
 def _rows(inputs: Sequence[Any], named: Sequence[bool]) -> int | None:
-    """How many rows arguments have; None if there is no program for so many."""
+    """The number of rows of the arguments; None if they differ, or it is out of range."""
     rows = {
         each.shape[0] if isinstance(each, torch.Tensor) else each
         for each, has in zip(inputs, named, strict=True)
@@ -431,7 +433,7 @@ def _rows(inputs: Sequence[Any], named: Sequence[bool]) -> int | None:
 
 
 class _Weights:
-    """The weights that a piece is called with, which are equal if they are the same tensors."""
+    """The weights of a call, as part of a key: equal if they are the same tensor objects."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._tensors = tensors
@@ -444,7 +446,7 @@ class _Weights:
 
 
 def _is_strided(arg: Any) -> bool:
-    """Whether an argument is no tensor of a layout of its own (sparse, of oneDNN, nested)."""
+    """Whether an argument is not a tensor of another layout (sparse, oneDNN's, nested)."""
     return not isinstance(arg, torch.Tensor) or arg.layout is torch.strided
 
 
@@ -453,15 +455,16 @@ def _is_trained(arg: Any) -> bool:
 
 
 def _memory(args: Sequence[Any]) -> str:
-    """Where a piece computes: numbers on the CPU are given to code on other devices, too."""
-    found = (memory_of(each) for each in args if isinstance(each, torch.Tensor))
-    return next((memory for memory in found if memory != "cpu"), "cpu")
+    """The device that a piece computes on: another one than the CPU, if any tensor is there, since
+    CPU tensors that hold a number are also given to code on other devices."""
+    devices = (memory_of(each) for each in args if isinstance(each, torch.Tensor))
+    return next((memory for memory in devices if memory != "cpu"), "cpu")
 
 
 def _why_broken(module: Any) -> str | None:
-    """Why Dynamo ends a piece before the code ends, and where."""
-    said = getattr(module, "compile_subgraph_reason", None)
-    if said is None or not getattr(said, "graph_break", False):
+    """The reason and the source line of the graph break that ends a piece; None if none does."""
+    graph_break = getattr(module, "compile_subgraph_reason", None)
+    if graph_break is None or not getattr(graph_break, "graph_break", False):
         return None
-    where = [f"{frame.filename}:{frame.lineno}" for frame in said.user_stack[-1:]]
-    return " at ".join([str(said.reason).partition("\n")[0], *where])
+    where = [f"{frame.filename}:{frame.lineno}" for frame in graph_break.user_stack[-1:]]
+    return " at ".join([str(graph_break.reason).partition("\n")[0], *where])

@@ -1,7 +1,8 @@
-"""A captured program whose known parts are compiled, and whose rest PyTorch runs, in order.
+"""A captured program as compiled parts and PyTorch's operations, which run in order.
 
-Where PyTorch runs what is around a part, entering and leaving the part costs time, and one that
-gains less is better left.
+Operations that are known and supported are taken: they are grouped in parts, and each part is
+compiled.  The others are left to PyTorch.  Where PyTorch runs operations around a part, entering
+and leaving the part costs time, and a cost model leaves parts that would gain less.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ GAINS_LESS = "its part would gain less than entering and leaving it costs"
 MOVES = "it only moves elements, which PyTorch does without a kernel"
 
 
-#: Whether programs are to compute, and write nothing.
+#: Whether programs compute without writing to arguments or buffers, as when one is prepared.
 REHEARSING: contextvars.ContextVar[bool] = contextvars.ContextVar("rehearsing", default=False)
 
 
 class OverlapError(UnsupportedError):
-    """Memory that a program writes to is that of something else, too, or lies in another way."""
+    """A tensor that a program writes to shares memory with another one, or has other strides."""
 
 
 class SizedProgram:
@@ -51,12 +52,12 @@ class SizedProgram:
     Attributes:
         sizes: the types of the arguments, as text.
         left: why each operation that PyTorch runs is left to it.
-        parts: what was taken, in order.
-        starts_early: whether it can be started before its weights are looked at, and the result be
-            thrown away: a GPU has weights of its own and goes on by itself, PyTorch runs none of
-            it, and nothing is written back.
+        parts: the compiled parts, in order.
+        starts_early: whether the program can be launched before its weights are checked, and the
+            result be discarded: a GPU has its own copy of the weights and runs asynchronously,
+            PyTorch runs no operation, and nothing is written back.
         places: which of the arguments the parts and operations take.
-        direct: the one part, where it takes arguments at their addresses and gives the results.
+        direct: the one part, where it takes the arguments by address and gives the results.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class SizedProgram:
         strict: bool = False,
         among: bool = False,
     ) -> None:
-        """among: whether PyTorch runs code around the program, besides what it runs within."""
+        """among: whether PyTorch runs code before or after the program."""
         self._among = among
         self.captured = captured
         self.engine = engine
@@ -80,11 +81,11 @@ class SizedProgram:
             raise UnsupportedError(f"strict=True, and not all of {name} is taken:\n{self.rest()}")
         graph = captured.module.graph
         self._results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
-        #: The placeholders that parts write to themselves, and the result that each becomes.
-        self._own = own = self._own_writes()
-        #: The placeholders that the first results are written to.
-        self._writes = [node for _, node in captured.writes if node not in own]
-        self._results = [result for result in self._results if result not in own.values()]
+        #: The placeholders that parts write to themselves, and the result written to each.
+        self._own = own_writes = self._own_writes()
+        #: The placeholders to which the first results are written after a run.
+        self._writes = [node for _, node in captured.writes if node not in own_writes]
+        self._results = [result for result in self._results if result not in own_writes.values()]
         self._read_first = _read_first(captured, self._results, self._writes)
         self.watch = self._watching()
         if self.watch.uncounted:
@@ -97,15 +98,15 @@ class SizedProgram:
         self.compile()
 
     def _divided(self, prices: bool) -> tuple[list[Level], dict[fx.Node, str]]:
-        """What is taken and what is left, and why."""
+        """The levels of taken and left operations, and the reason for each left one."""
         return _divide(self.captured, self.engine, prices, self._among)
 
     def _own_writes(self) -> Mapping[fx.Node, fx.Node]:
-        """The placeholders that parts write to themselves, and the result that each becomes."""
+        """The placeholders that parts write to themselves, and the result written to each."""
         return {}
 
     def _watching(self) -> Watch:
-        """What says whether the weights are still those that are compiled in."""
+        """Makes the watch that tells whether the weights are still those that are compiled in."""
         held = (h for node, h in self.captured.held.items() if node.users)
         return Watch(held, _statistics(self.captured))
 
@@ -126,17 +127,17 @@ class SizedProgram:
         self._overlaps = Overlaps(self.captured) if self.captured.has_writes else None
         self._runner, held, self.places = self._build()
         self._read = reader_of(held)
-        whole = len(self.levels) == 1 and self.levels[0].taken and not held
-        self._direct = self.parts[0] if whole and self._is_direct() else None
+        is_one_part = len(self.levels) == 1 and self.levels[0].taken and not held
+        self._direct = self.parts[0] if is_one_part and self._is_direct() else None
         on_gpu = self.engine.memory != "cpu"
         self.starts_early = on_gpu and self._direct is not None and not self.captured.has_writes
         is_addressed = self._direct is not None and self._direct.is_addressed
         self.direct = self._direct if is_addressed and not self.captured.has_writes else None
-        one = len(self._results) == 1 and not self.captured.has_writes
-        self._is_bare = one and self.captured.arranged == pytree.tree_structure(0)
+        is_one_result = len(self._results) == 1 and not self.captured.has_writes
+        self._is_bare = is_one_result and self.captured.arranged == pytree.tree_structure(0)
 
     def _is_direct(self) -> bool:
-        """Whether the one part takes the arguments and gives the results as they are."""
+        """Whether the one part takes the arguments and gives the results in their own layouts."""
         part = self.parts[0].part
         if any(order_of(node.meta["val"]) is not None for node in part.outputs):
             return False
@@ -145,7 +146,7 @@ class SizedProgram:
         return taken == self.places and tuple(self._results) == part.outputs
 
     def run(self, leaves: Sequence[Any]) -> Any:
-        """The network's result for the leaves of its arguments.
+        """Runs the program; returns the network's result for the leaves of its arguments.
 
         PyTorch's gradients must be off.
 
@@ -175,7 +176,7 @@ class SizedProgram:
         return arranged_as(iter(results), self.captured.arranged)
 
     def _write_back(self, results: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """Writes what the network would have written in place; gives the other results."""
+        """Writes the results that the network writes in place; returns the other results."""
         written, others = list(results[: len(self._writes)]), list(results[len(self._writes) :])
         quiet: list[tuple[Any, Any]] = []
         if REHEARSING.get():
@@ -203,22 +204,22 @@ class SizedProgram:
         return leaves[self.captured.given[node]]
 
     def rest(self) -> str:
-        """The operations that are left, each reason once, one line each."""
-        found: dict[str, list[str]] = {}
+        """Describes the operations that are left, one line for each operator and reason."""
+        labels: dict[str, list[str]] = {}
         for node, reason in self.left.items():
             if node.target is operator.getitem:
                 continue
             text = f"{_operation(node)}: {reason}"
-            found.setdefault(text, []).append(self.captured.label(node))
+            labels.setdefault(text, []).append(self.captured.label(node))
         lines = []
-        for text, where in found.items():
+        for text, where in labels.items():
             times = "" if len(where) == 1 else f" ({len(where)} times)"
             shown = ", ".join(where[:4]) + (", ..." if len(where) > 4 else "")
             lines.append(f"  {shown}: {text}{times}")
         return "\n".join(lines)
 
     def why_nothing(self) -> str:
-        """Why there is no part: what is left, or that there is nothing to compute."""
+        """Why there is no part: the operations left, or that there is nothing to compute."""
         if rest := self.rest():
             return rest
         if any(isinstance(result, fx.Node) for result in self._results):
@@ -226,8 +227,8 @@ class SizedProgram:
         return "  no tensor is among its results"
 
     def _build(self) -> tuple[Callable[..., Any], list[Any], list[int]]:
-        """The whole as one function of parts and operations that are left; the held tensors and
-        the places of the arguments that it takes."""
+        """Builds one function of the parts and the left operations; returns it with the held
+        tensors and the places of the arguments that it takes."""
         builder = _Builder(self.captured)
         parts = iter(self.parts)
         for level in self.levels:
@@ -239,17 +240,19 @@ class SizedProgram:
 
 
 def arranged_as(results: Iterator[Any], arranged: Any) -> Any:
-    """Results as they are arranged.  PyTorch does the same, but for sizes (``x.shape``), of which
-    it makes plain tuples."""
+    """Results as nested containers, by their tree.  PyTorch's ``tree_unflatten`` does the same,
+    but makes plain tuples of sizes (``x.shape``)."""
     if arranged.is_leaf():
         return next(results)
-    made = [arranged_as(results, each) for each in arranged.children()]
+    children = [arranged_as(results, each) for each in arranged.children()]
     if arranged.type is torch.Size:
-        return torch.Size(made)
-    return pytree.SUPPORTED_NODES[arranged.type].unflatten_fn(made, arranged.context)
+        return torch.Size(children)
+    return pytree.SUPPORTED_NODES[arranged.type].unflatten_fn(children, arranged.context)
 
 
 class _Builder:
+    """Builds the FX graph that calls parts and left operations, level by level."""
+
     def __init__(self, captured: Captured) -> None:
         self._captured = captured
         self._graph = fx.Graph()
@@ -260,6 +263,7 @@ class _Builder:
         self._given: list[fx.Node] = []
 
     def part(self, part: CompiledPart) -> None:
+        """Adds a call of a part."""
         name = f"part{len(self._modules)}"
         self._modules[name] = part
         self._parts[name] = part.forward
@@ -271,16 +275,17 @@ class _Builder:
             if len(outputs) > 1:
                 value = self._graph.call_function(operator.getitem, (result, place))
             if (order := order_of(node.meta["val"])) is not None:
-                # What follows may be a view that only these strides allow.
+                # A later operation may be a view that only these strides allow.
                 value = self._graph.call_function(ordered, (value, order))
             self._found[node] = value
 
     def left(self, nodes: Iterable[fx.Node]) -> None:
+        """Adds operations that PyTorch runs."""
         for node in nodes:
             self._found[node] = self._graph.node_copy(node, self.value)
 
     def value(self, node: fx.Node) -> fx.Node:
-        """What stands for a captured node; constants are added when they are first needed."""
+        """The new node of a captured one; placeholders and constants are added on first use."""
         if node not in self._found:
             if node.op == "placeholder":
                 self._found[node] = self._graph.placeholder(node.name)
@@ -294,12 +299,13 @@ class _Builder:
         return self._found[node]
 
     def finish(self, results: Any) -> tuple[Callable[..., Any], list[Any], list[int]]:
+        """Returns the function, and its inputs: the held tensors, and the places of arguments."""
         self._graph.output(fx.map_arg(results, self.value))
         order = [*self._held, *self._given]
         self._placeholders_first([self._found[node] for node in order])
         held = [self._captured.held[node] for node in self._held]
         module = fx.GraphModule(self._modules, self._graph)
-        # Parts have no hooks: their calls need not be those of modules.
+        # Parts have no hooks: forward is called directly, not the module.
         vars(module).update(self._parts)
         return module.forward, held, [self._captured.given[node] for node in self._given]
 
@@ -315,10 +321,12 @@ class _Builder:
 def _divide(
     captured: Captured, engine: Engine, prices: bool, among: bool
 ) -> tuple[list[Level], dict[fx.Node, str]]:
-    """What is taken and what is left; a part that computes nothing is not worth a copy, nor, where
-    ``prices`` are known and PyTorch runs what is around it (around the whole, if ``among``), one
-    that gains less than it costs.
-    Views that only say where a result lies are left without a word."""
+    """The levels of taken and left operations, and the reason for each left one.
+
+    A part that computes nothing is left.  So is one that gains less than it costs, where ``prices``
+    are known and PyTorch runs operations around it (around the whole program, if ``among``).  Views
+    that only describe the memory of a result are left without a reason.
+    """
     operations = captured.operations
     reasons = {node: elsewhere(node, engine.memory) for node in operations}
     left = {node: reason for node, reason in reasons.items() if reason is not None}
@@ -339,18 +347,18 @@ def _divide(
 
 
 def _read_first(captured: Captured, results: Sequence[Any], writes: Sequence[fx.Node]) -> list[int]:
-    """Which of the results that are written to placeholders lie in memory that is written to: they
-    are read before any of it is."""
+    """Which of the results that are written to placeholders share memory that is written to: they
+    are copied before any write."""
     if not writes:
         return []
     memory = Memory(captured.module.graph)
     written = {storage for node in writes for storage in memory.of(node)}
-    found = enumerate(results[: len(writes)])
-    return [place for place, node in found if written & set(memory.of(node))]
+    numbered = enumerate(results[: len(writes)])
+    return [place for place, node in numbered if written & set(memory.of(node))]
 
 
 def elsewhere(node: fx.Node, memory: str) -> str | None:
-    """Why an operation is not for the engine's device."""
+    """Why an operation is not for the engine's device: a tensor of it is on another one."""
     for each in (node, *node.all_input_nodes):
         value = each.meta.get("val")
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
@@ -380,32 +388,34 @@ def _lies_in_order(node: fx.Node) -> bool:
 
 
 def _statistics(captured: Captured) -> list[Held]:
-    """The weights that are stored statistics of a normalization."""
-    found = {
+    """The weights that are running statistics of a batch normalization."""
+    operands = {
         operand: None
         for node in captured.module.graph.nodes
         if "batch_norm" in key_of(node)
         for name, operand in arguments_of(node).items()
         if name in ("running_mean", "running_var")
     }
-    return [captured.held[operand] for operand in found if operand in captured.held]
+    return [captured.held[operand] for operand in operands if operand in captured.held]
 
 
 def order_of(value: Any) -> tuple[int, ...] | None:
-    """The axes as they lie in memory, the longest way first; None where they lie in order."""
+    """The axes in memory order, the largest stride first; None for a contiguous tensor."""
     last = torch.channels_last
     if value.is_contiguous():
         return None
     if value.dim() == 4 and value.is_contiguous(memory_format=last):
         return _CHANNELS_LAST
-    moved = [axis for axis, size in enumerate(value.shape) if size > 1 and value.stride(axis)]
-    ways = iter(sorted(moved, key=value.stride, reverse=True))
-    order = tuple(next(ways) if axis in moved else axis for axis in range(value.dim()))
+    strided_axes = [
+        axis for axis, size in enumerate(value.shape) if size > 1 and value.stride(axis)
+    ]
+    by_stride = iter(sorted(strided_axes, key=value.stride, reverse=True))
+    order = tuple(next(by_stride) if axis in strided_axes else axis for axis in range(value.dim()))
     return None if order == tuple(range(value.dim())) else order
 
 
 def ordered(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """The tensor with its axes in this order in memory."""
+    """The tensor with its axes in this memory order: a copy, unless they are."""
     if tuple(order) == _CHANNELS_LAST:
         return tensor.contiguous(memory_format=torch.channels_last)
     inverse = sorted(range(len(order)), key=order.__getitem__)
@@ -417,37 +427,38 @@ def _operation(node: fx.Node) -> str:
     return str(target) if isinstance(target, OpOverload) else key_of(node)
 
 
-# These figures are for the CPU engine beside eager PyTorch, float32, two threads: rough ones, from
-# parts of timm's networks that were timed both ways on two cores of Zen 3 (convnextv2_atto,
-# mobilevit_xxs, vit_tiny, resnetv2_50).  They err on the side of leaving.
+# The cost model of the CPU engine against eager PyTorch: float32, two threads.  The figures are
+# rough ones, from parts of timm's networks (convnextv2_atto, mobilevit_xxs, vit_tiny, resnetv2_50)
+# that were timed both ways on two cores of Zen 3.  They err on the side of leaving a part.
 
-#: Seconds of a part's call beside its work: Python, and memory for its results.
+#: Seconds of overhead of a part's call: Python, and the allocation of its results.
 _CALL = 60e-6
-#: Seconds a byte at a part's ends, for moving elements to and from the layouts that it computes
-#: in; and where PyTorch's tensor does not lie in the order of its axes, so that it is copied too.
+#: Seconds for each byte of a part's inputs and outputs, to transpose it to or from the layout that
+#: the part computes in; and where PyTorch's tensor is not contiguous, so that it is copied too.
 _MOVED, _COPIED = 80e-12, 250e-12
-#: Seconds that an operation saves by being part of a region, beside a pass over memory.
+#: Seconds that fusing an operation saves, besides a pass over memory.
 _FUSED = 10e-6
-#: Seconds a byte of such a pass.
+#: Seconds for each byte of such a pass.
 _PASS = 1 / 45e9
-#: Seconds that a convolution, and another contraction, saves; and for each scalar operation.
+#: Seconds that a convolution, or another contraction, saves; and seconds per scalar operation.
 _CONVOLUTION, _CONVOLVED = 30e-6, 1.5e-12
 _CONTRACTION, _CONTRACTED = 20e-6, 0.5e-12
 
 
 def gain(part: Part, is_contiguous: Callable[[fx.Node], bool]) -> float:
-    """The seconds by which a part is expected to be faster than PyTorch's operations, with its ends
-    in PyTorch; it is less than 0 for a part that is slower.
+    """The seconds by which a part is expected to be faster than PyTorch's operations, including
+    the cost of its inputs and outputs; less than 0 for a part that is slower.
 
-    is_contiguous: whether the tensor of a captured node lies in the order of its axes.
+    is_contiguous: whether the tensor of a captured node is contiguous.
     """
     return sum(map(_saved, part.graph.nodes)) - _crossing(part, is_contiguous)
 
 
 def _saved(node: ir.Node) -> float:
+    """The seconds that a node saves in a part."""
     types = [tuple(value.type for value in each) for each in (node.inputs, node.outputs)]
     if node.op.kind == "movement" or isinstance(node.op, (ops.Identity, ops.Dropout)):
-        return 0.0  # mostly views, there as here
+        return 0.0  # mostly views, in PyTorch as in a part
     cost = node.op.cost(*types)
     if isinstance(node.op, ops.Conv2d):
         return _CONVOLUTION + cost.operations * _CONVOLVED
@@ -457,6 +468,7 @@ def _saved(node: ir.Node) -> float:
 
 
 def _crossing(part: Part, is_contiguous: Callable[[fx.Node], bool]) -> float:
+    """The seconds that entering and leaving a part cost."""
     ends = [
         *zip(part.inputs, part.graph.inputs, strict=True),
         *zip(part.outputs, part.graph.outputs, strict=True),

@@ -1,4 +1,4 @@
-"""The programs of one network: one for each size of its arguments, as many as are kept."""
+"""A cache of a network's programs: one for each size of its arguments, least recently used out."""
 
 from __future__ import annotations
 
@@ -18,40 +18,39 @@ from minidnn.frontends.torch.captured import CAPTURING
 
 log = logging.getLogger(__name__)
 
-#: Makes the program that is missing.
+#: Makes a program that is not in the cache.
 Make = Callable[[], SizedProgram]
 
 
 class Programs:
-    """Programs by the sizes of the arguments; when there are too many, the one not used for the
-    longest time is dropped.
+    """An LRU cache of programs, by the sizes of the arguments.
 
-    Several threads may ask at once.  Whose program is there and as its weights are does not wait
-    for one that is being made, which one thread of the process does at a time.
+    Several threads may use it at once.  One thread of the process makes programs at a time; a
+    thread whose program is cached and has the current weights does not wait for that.
     """
 
     def __init__(
         self, name: str, limit: int, kept_for: str = "sizes of arguments", warns: bool = True
     ) -> None:
-        """kept_for: what there are programs for, in the plural; warns: whether to warn when there
-        are more of these than are kept."""
+        """limit: the number of programs that are kept; kept_for: what keys are, in the plural, for
+        messages; warns: whether to warn, once, when a program is dropped."""
         self._name = name
         self._has_warned = not warns
-        #: What there were programs for, by their hashes.
+        #: Hashes of the keys for which programs were ever made.
         self._met: set[int] = set()
         self._limit = limit
         self._kept_for = kept_for
         self._found: OrderedDict[Any, SizedProgram] = OrderedDict()
-        self._lock = ForkLock()  # of what was found, for a moment; never while one is made
+        self._lock = ForkLock()  # of the cache, held briefly, never while a program is made
         self._last: _Last | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """The programs, the one used last at the end."""
+        """Iterates over the programs, least recently used first."""
         with self._lock:
             return iter(list(self._found.values()))
 
     def items(self) -> list[tuple[Any, Any]]:
-        """The programs with what they are for, the one used last at the end."""
+        """The keys and programs, least recently used first."""
         with self._lock:
             return list(self._found.items())
 
@@ -68,11 +67,10 @@ class Programs:
         make: Make,
         arguments: Sequence[Any] | None = None,
     ) -> Any:
-        """The result of the program for these arguments, see :meth:`program_for`, which is run on
-        ``arguments`` if weights are among them.
+        """Runs the program for these leaves (see :meth:`program_for`) and returns its result.
 
-        A GPU is at work already while weights are looked at; if they turn out to have changed, its
-        result is thrown away.
+        It runs on ``arguments``, if these are given: leaves and weights.  A GPU computes already
+        while weights are checked; if they have changed, its result is discarded.
         """
         return self.run_by(leaves, arranged, make, arguments)[1]
 
@@ -83,7 +81,7 @@ class Programs:
         make: Make,
         arguments: Sequence[Any] | None = None,
     ) -> tuple[Any, Any]:
-        """The program, and its result: see :meth:`run`."""
+        """Returns the program and its result: see :meth:`run`."""
         arguments = leaves if arguments is None else arguments
         program = self._again(leaves, arranged)
         if program is None:
@@ -101,8 +99,8 @@ class Programs:
         return program, program.run(arguments)
 
     def program_for(self, leaves: Sequence[Any], arranged: Any, make: Make) -> SizedProgram:
-        """The program for such arguments, made if there is none yet, and compiled again if weights
-        have changed since; both are logged."""
+        """Returns the program for such arguments: makes it if there is none, compiles it again if
+        weights have changed since; both are logged."""
         key = self._key(leaves, arranged)
         with CAPTURING:
             program = self._kept(key)
@@ -114,11 +112,11 @@ class Programs:
         return program
 
     def _key(self, leaves: Sequence[Any], arranged: Any) -> Any:
-        """What a program is for."""
+        """The cache key of a call: the arguments' structure, and the type of each leaf."""
         return (arranged, *map(key_of_leaf, leaves))
 
     def _kept(self, key: Any) -> SizedProgram | None:
-        """The program of this key, from now on the one used last."""
+        """The cached program of a key, which becomes the most recently used; None if missing."""
         with self._lock:
             program = self._found.get(key)
             if program is not None:
@@ -126,7 +124,7 @@ class Programs:
             return program
 
     def _keep(self, key: Any, program: SizedProgram) -> bool:
-        """Keeps a program; whether another had to go."""
+        """Caches a program.  Returns whether another one was dropped for it."""
         with self._lock:
             self._found[key] = program
             self._found.move_to_end(key)
@@ -136,18 +134,19 @@ class Programs:
             return False
 
     def _again(self, leaves: Sequence[Any], arranged: Any) -> SizedProgram | None:
-        """The program used last, if these arguments are of its types; None says nothing."""
+        """The program used last, if the arguments have its types; else None: look the key up."""
         last = self._last
         if last is None or last.arranged != arranged or len(leaves) != len(last.types):
             return None
         return last.program if all(map(_is_like, leaves, last.types)) else None
 
     def _renewed(self, key: Any, program: SizedProgram, name: str) -> SizedProgram | None:
+        """Compiles a copy of a program again; None if a weight has another type."""
         if (refitted := program.watch.refitted()) is not None:
             log.info("%s: captured again: weight %s has another type", self._name, refitted)
             return None
         start = time.perf_counter()
-        # Other threads go on asking the one that there is, which says that a weight has changed.
+        # Other threads keep checking the old program, which says that a weight has changed.
         program = copy.copy(program)
         program.watch = copy.copy(program.watch)
         program.compile()
@@ -157,16 +156,17 @@ class Programs:
         return program
 
     def _made(self, key: Any, leaves: Sequence[Any], make: Make) -> SizedProgram:
+        """Makes and caches a program, and warns once if another one was dropped for it."""
         start = time.perf_counter()
         with garbage_collection_paused():
             program = make()
         seconds = time.perf_counter() - start
-        met = hash(key)  # the key itself may hold tensors
-        again = ""
-        if met in self._met and key not in self._found:
-            again = f", which had been dropped: {len(self._met)} {self._kept_for} so far"
-        self._met.add(met)
-        log.info("%s: compiled in %.1f s for %s%s", self._name, seconds, program.sizes, again)
+        key_hash = hash(key)  # the key itself may hold tensors
+        note = ""
+        if key_hash in self._met and key not in self._found:
+            note = f", which had been dropped: {len(self._met)} {self._kept_for} so far"
+        self._met.add(key_hash)
+        log.info("%s: compiled in %.1f s for %s%s", self._name, seconds, program.sizes, note)
         if self._keep(key, program) and not self._has_warned:
             self._has_warned = True
             log.warning(
@@ -182,7 +182,7 @@ class Programs:
 
 
 class _Last:
-    """The program used last, and what it was given: tensors, else it is found by its key."""
+    """The program used last, and the types of its leaves: with any but tensors it never matches."""
 
     def __init__(self, program: SizedProgram, arranged: Any, leaves: Sequence[Any]) -> None:
         self.program = program
@@ -204,7 +204,7 @@ def _is_like(leaf: Any, expected: tuple[Any, ...] | None) -> bool:
 
 
 def describe(leaves: Sequence[Any]) -> str:
-    """The arguments' types, for messages."""
+    """Returns the arguments' types, for messages."""
     shown = (
         f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
         if isinstance(leaf, torch.Tensor)
@@ -215,7 +215,7 @@ def describe(leaves: Sequence[Any]) -> str:
 
 
 def key_of_leaf(leaf: Any, batch: bool = False) -> Any:
-    """What a program has to know of an argument; with ``batch`` whatever its number of rows is."""
+    """The part of the key for one argument; with ``batch`` it leaves the number of rows out."""
     if isinstance(leaf, torch.Tensor):
         return (leaf.shape[1:] if batch else leaf.shape, leaf.dtype, leaf.device)
     return (type(leaf), "" if batch else repr(leaf))

@@ -1,9 +1,9 @@
-"""What PyTorch says of a piece: which arguments are weights and numbers, and who records it.
+"""What PyTorch knows of a piece and of a call: where arguments come from, and who records it.
 
-Dynamo knows which arguments are weights, and which stand for numbers that modules hold.  Someone
-else than the caller may want the operations of a network, not only its results: a trace records
-them, a transform of ``torch.func`` or a dual number of forward-mode gradients has each computed in
-another way.  What minidnn computes from one memory to another says nothing to them.
+Dynamo's metadata say which arguments are weights, and which stand for numbers that modules hold.
+A call may be under a trace, which records operations, or under a transform of ``torch.func`` or
+forward-mode gradients, which compute each operation in another way.  These do not see what compiled
+programs compute, so PyTorch has to run such calls.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from minidnn._torch_internals import (
 
 
 def weights_of(module: Any, example: Sequence[Any]) -> dict[int, str]:
-    """The places of arguments that are parameters or buffers, and their names."""
-    found = {}
+    """Returns the places of arguments that are parameters or buffers, with their names."""
+    names = {}
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     for place, (node, value) in enumerate(zip(placeholders, example, strict=True)):
         described = node.meta.get("tensor_dict") or {}
         static = described.get("_dynamo_static_input_type") is not None
         static = static or getattr(value, "_dynamo_static_input_type", None) is not None
         if isinstance(value, nn.Parameter) or (static and isinstance(value, torch.Tensor)):
-            found[place] = _name(node)
-    return found
+            names[place] = _name(node)
+    return names
 
 
 def numbers_of(module: Any) -> list[int]:
-    """The places of arguments that stand for numbers which modules hold.
+    """Returns the places of arguments that stand for numbers which modules hold.
 
-    Where sizes are to be dynamic, PyTorch makes such numbers, like the epsilon of a norm, arguments
-    too: tensors on the CPU that the piece takes the number of.
+    Where sizes are dynamic, Dynamo makes such numbers, like the epsilon of a norm, arguments too:
+    CPU tensors on which the piece calls ``item``.
     """
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     return [
@@ -57,27 +57,27 @@ def _takes_number(node: fx.Node) -> bool:
 
 
 def with_numbers(module: fx.GraphModule, values: Mapping[int, float]) -> fx.GraphModule:
-    """The piece with these numbers, by the places of their arguments, as constants."""
+    """Returns the piece with these arguments, by place, replaced by constant numbers."""
     graph = fx.Graph()
-    found: dict[fx.Node, Any] = {}
+    copies: dict[fx.Node, Any] = {}
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     numbers = {placeholders[place]: value for place, value in values.items()}
     for node in module.graph.nodes:
         if _takes_number(node) and node.args[0] in numbers:
-            found[node] = numbers[node.args[0]]
+            copies[node] = numbers[node.args[0]]
         else:
-            found[node] = graph.node_copy(node, found.__getitem__)
+            copies[node] = graph.node_copy(node, copies.__getitem__)
     return fx.GraphModule(module, graph)
 
 
 def _asked(source: Any, what: str) -> Any:
-    """What PyTorch says of where an argument comes from: attributes, methods once."""
-    said = getattr(source, what, None)
-    return said() if callable(said) else said
+    """Reads ``what`` of the source of an argument; it is a method in some versions of PyTorch."""
+    answer = getattr(source, what, None)
+    return answer() if callable(answer) else answer
 
 
 def _name(node: Any) -> str:
-    """The name in a state dict of what PyTorch finds at
+    """The name in a state dict of the tensor that Dynamo finds at
     ``L['self']._modules['conv']._parameters['weight']``."""
     text = str(_asked(getattr(node, "_dynamo_source", None), "name") or node.name)
     keys = re.findall(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", text)
@@ -85,7 +85,7 @@ def _name(node: Any) -> str:
 
 
 def is_recorded() -> bool:
-    """Whether operations are now recorded, or computed in another way."""
+    """Whether operations are recorded or transformed now."""
     return (
         is_tracing()
         or are_transforms_active()
@@ -95,7 +95,7 @@ def is_recorded() -> bool:
 
 
 def how_transformed() -> str | None:
-    """How a network is called whose operations are computed in another way, as text."""
+    """Under which transform a network is called now, as text; None if there is none."""
     if are_transforms_active():
         return "within a transform of torch.func (vmap, grad, jvp, ...)"
     if are_forward_gradients_computed() and not count_of_modes():

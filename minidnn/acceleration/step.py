@@ -1,7 +1,8 @@
-"""A part of a network that is trained: PyTorch's tape sees one operation, with its gradient.
+"""A part of a network in training: one autograd function with a compiled forward and backward.
 
-What requires a gradient decides what is kept and what is computed backwards, so there is a pair of
-programs for each such choice: the graph with what is kept as further outputs, and its gradient.
+Which inputs require gradients decides which values are kept and which gradients are computed.  So
+there is a pair of programs for each such choice: the graph with the kept values as further outputs,
+and its gradient.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from minidnn.passes.linear import rows_turned
 from minidnn.passes.mix_precision import mixed
 from minidnn.passes.simplify import share_joins
 
-#: For so many choices of what requires a gradient programs are kept.
+#: The number of choices of inputs that require gradients for which programs are kept.
 _CHOICES = 4
 
 _ADDRESS = torch.Tensor.data_ptr
@@ -63,9 +64,9 @@ class Twice:
     """How PyTorch computes a part again, for gradients of gradients.
 
     Attributes:
-        compute: gives a part's outputs of its inputs.
+        compute: the part as a PyTorch function: its outputs from its inputs.
         counting: the inputs that its outputs depend on, by place.
-        say: warns, or raises where nothing may be left to PyTorch.
+        say: warns that PyTorch computes the part, or raises if strict.
     """
 
     compute: Callable[..., Any]
@@ -75,12 +76,12 @@ class Twice:
 
 @dataclass(frozen=True)
 class Narrow:
-    """How a part computes in half precision.
+    """How a part computes in mixed precision.
 
     Attributes:
-        dtype: the half.
-        inputs: which of its inputs are given in it, by place.
-        outputs: which of its outputs are.
+        dtype: "float16" or "bfloat16".
+        inputs: the inputs that have this dtype, by place.
+        outputs: the outputs that have it, by place.
     """
 
     dtype: str
@@ -92,15 +93,15 @@ class TrainedPart(nn.Module):
     """A part as a module with a gradient.
 
     Attributes:
-        part: its graph, and the captured nodes that its inputs and outputs are.
-        pairs: the compiled programs, by which of the inputs require gradients.
-        twice: has PyTorch compute it again, for gradients of gradients.
+        part: its graph, and the captured nodes that are its inputs and outputs.
+        pairs: the compiled programs, by the places of the inputs that require gradients.
+        twice: how PyTorch computes the part again, for gradients of gradients.
     """
 
     def __init__(
         self, part: Part, engine: Engine, narrow: Narrow | None = None, twice: Twice | None = None
     ) -> None:
-        """narrow: how it computes in half precision, if it does."""
+        """narrow: how the part computes in mixed precision; None if it does not."""
         super().__init__()
         self.twice = twice
         self.part = part
@@ -113,17 +114,16 @@ class TrainedPart(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> Any:
         pair = self._pair(_trained(tensors))
         given = (*tensors, *self._random())
-        # Of what is not trained nothing need be on the tape.
+        # Only inputs that require gradients need be on the tape.
         results = _Through.apply(pair, given, *(tensors[place] for place in pair.trained))
         return results[0] if len(results) == 1 else results
 
     def prepare(self, trained: Sequence[bool]) -> None:
-        """Compiles for inputs of which these require gradients."""
+        """Compiles for inputs of which those that are ``trained`` require gradients."""
         self._pair(tuple(place for place, is_trained in enumerate(trained) if is_trained))
 
     def _random(self) -> Sequence[torch.Tensor]:
-        """The numbers that all random numbers of a run follow from: PyTorch's generator of the
-        device gives them."""
+        """Draws the seeds of all random numbers of a run from PyTorch's generator of the device."""
         if not self.part.random:
             return ()
         size = (self.part.random,)
@@ -131,6 +131,7 @@ class TrainedPart(nn.Module):
         return drawn.unbind()
 
     def _pair(self, trained: tuple[int, ...]) -> Pair:
+        """The pair for these trained inputs, compiled if there is none; an LRU cache."""
         with self._lock:
             pair = self.pairs.get(trained)
             if pair is None:
@@ -144,17 +145,24 @@ class TrainedPart(nn.Module):
 
 
 class Pair:
-    """The programs of a part, for one choice of what requires a gradient.
+    """The forward and backward programs of a part, for one choice of trained inputs.
 
     Attributes:
+        twice: how PyTorch computes the part again, for gradients of gradients.
+        name: the part's, for messages.
         trained: the inputs that require gradients, by place.
-        outputs: how many there are of the graph: results, and what the part writes.
-        results: how many results.
-        halves: their graphs.
-        forward: what is computed forwards.
-        backwards: what is computed backwards, by the results that there are gradients by: those
-            that the loss does not depend on have none, and nor have inputs that these alone are
-            computed of.
+        outputs: the number of the graph's outputs: results, and values that the part writes.
+        results: the number of results.
+        halves: the forward and the backward graph.
+        forward: the compiled forward program.
+        backwards: the compiled backward programs, by the places of the results that have output
+            gradients.  A result that the loss does not depend on has none, nor has an input that
+            only such results depend on.
+        random: the number of seeds among the inputs.
+        more: inputs that are kept for gradients of gradients alone, by place.
+        kept: the outputs of the forward program that the backward program reads, by place.
+        kept_beside: those of them that are not in the block.
+        others: the results that have no gradient, by place.
     """
 
     def __init__(
@@ -172,7 +180,7 @@ class Pair:
         places = {node: place for place, node in enumerate(part.inputs)}
         self._written = [places[node] for node in part.written]
         mixed = narrow is not None
-        # Joins of joins before there are gradients by them: these are added up join by join, too.
+        # Concatenations share prefixes before differentiation: then gradients are added so, too.
         graph = share_joins(part.graph, Context())
         if engine.memory != "cpu":
             graph = rows_turned(graph, Context())
@@ -184,84 +192,85 @@ class Pair:
         self._overwritten = part.overwritten.intersection(self.halves.backward.given)
         self.random, self._given = part.random, len(part.inputs)
         read = self.halves.backward.given
-        #: Inputs that are kept for gradients of gradients alone.
         self.more = [
             place
             for place in range(self._given)
             if place not in read and place not in part.overwritten
         ]
         self._device = torch.device(engine.memory)
-        #: Of each result of the program forwards its dtype, and which are kept channels last.
+        #: The dtypes of the forward program's outputs, and which of them are kept channels last.
         self._dtypes: list[str] = []
         self._last: set[int] = set()
         self.forward = self._compiled(self._forward())
         self.forward.use_external_buffers()
-        #: By streams, memory of calls before for what the part writes, until it is copied there.
+        #: For each stream, free tensors of earlier calls for values that the part writes: they hold
+        #: them until they are copied to where the part writes.
         self._copied: defaultdict[int, list[list[torch.Tensor]]] = defaultdict(list)
         self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, CompiledPart]] = {}
+        #: For each backward program, the predicate of its inputs outside the block.
         self._loose: dict[tuple[int, ...], ExpectedTensors] = {}
-        #: Which results of the program forwards are kept as tensors, by place.
         self.kept = self.halves.backward.kept
-        #: Those of them that do not lie in a block, if there is one.
         self.kept_beside = [place for place in self.kept if place < self.outputs]
         self._keeps_copied = any(place >= self.results for place in self.kept_beside)
-        #: Results by which there are no gradients.
         self.others = [p for p in range(self.results) if p not in self.halves.floating]
         self._lock = ForkLock()
-        #: Whether the block is donated to the program of all gradients: what is kept is gone then.
+        #: Whether the block is donated to the program of all gradients, which overwrites it.
         self._donates_block = False
         self._block = self._laid_block()
 
     def _laid_block(self) -> KeptBlock:
-        """How what is kept lies: as the program backwards wants it to which it is donated."""
-        kept = self.forward.part.graph.outputs[self.outputs :]
+        """Lays out the block of kept values, as the backward program wants it if it is donated."""
+        kept_values = self.forward.part.graph.outputs[self.outputs :]
         if len(self.halves.floating) != 1 or not self.halves.backward.differentiated:
-            return KeptBlock(kept, self._device)
-        found, program = self.halves.backward, self._add_backward(self.halves.floating)
+            return KeptBlock(kept_values, self._device)
+        backward, program = self.halves.backward, self._add_backward(self.halves.floating)
         inputs = {
             place - self.outputs: number
-            for number, place in enumerate(found.kept, len(found.given))
+            for number, place in enumerate(backward.kept, len(backward.given))
             if place >= self.outputs
         }
-        laid = program.use_external_buffers(list(inputs.values()))
-        if laid is None:
-            return KeptBlock(kept, self._device)
+        layout = program.use_external_buffers(list(inputs.values()))
+        if layout is None:
+            return KeptBlock(kept_values, self._device)
         self._donates_block = True
-        places = dict(zip(inputs, laid.offsets, strict=True))
-        return KeptBlock(kept, self._device, places, laid.bytes)
+        places = dict(zip(inputs, layout.offsets, strict=True))
+        return KeptBlock(kept_values, self._device, places, layout.bytes)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of what is kept beside inputs and outputs."""
+        """The size of the kept values in bytes, without inputs and outputs."""
         kept = self.forward.part.graph.outputs[self.outputs :]
         return sum(value.type.bytes for value in kept)
 
     def run(
         self, tensors: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """The results of the program forwards, and the block in which those of them lie that are
-        only kept; without one, all are tensors.  What the part writes to is written."""
-        forward, plain, block = self.forward, tensors, None
-        if not (lying := forward.is_addressed and forward.takes(plain)):
-            plain = [*map(_plain, tensors)]
-            lying = forward.is_addressed and forward.takes(plain)
-        if not lying:
-            results = list(_all(forward(*plain)))
+        """Runs the forward program, and writes to the inputs that the part writes to.
+
+        Returns the program's outputs up to those that are only kept, and the block of these; or
+        all outputs as tensors, and None.
+        """
+        forward, contiguous, block = self.forward, tensors, None
+        if not (is_by_address := forward.is_addressed and forward.takes(contiguous)):
+            contiguous = [*map(_plain, tensors)]
+            is_by_address = forward.is_addressed and forward.takes(contiguous)
+        if not is_by_address:
+            results = list(_all(forward(*contiguous)))
             self._write(tensors, results[self.results : self.outputs])
             return results, None
         stream, block = forward.stream, self._block.empty()
-        free = self._copied[stream]
-        copied = free.pop() if free else forward.empty(self.results, self.outputs)
+        free_copies = self._copied[stream]
+        copied = free_copies.pop() if free_copies else forward.empty(self.results, self.outputs)
         results = [*forward.empty(0, self.results), *copied]
         addresses = [*map(_ADDRESS, results), *self._block.addresses(block)]
-        forward.compute(list(map(_ADDRESS, plain)), addresses)
+        forward.compute(list(map(_ADDRESS, contiguous)), addresses)
         self._write(tensors, copied)
         if not self._keeps_copied:
-            free.append(copied)
+            free_copies.append(copied)
         return results, block
 
     def _write(self, tensors: Sequence[torch.Tensor], results: list[torch.Tensor]) -> None:
-        """Writes results to what the part writes to."""
+        """Copies results to the inputs that the part writes to."""
         if results and not REHEARSING.get():
             copy_each([tensors[place] for place in self._written], results)
 
@@ -272,38 +281,43 @@ class Pair:
         block: torch.Tensor | None,
         gradients: Sequence[torch.Tensor | None],
     ) -> dict[int, torch.Tensor]:
-        """The gradients by inputs, by place.
+        """Runs the backward program; returns the gradients by inputs, by place.
 
-        given, kept, block: inputs, and what :meth:`run` gave, by place.
-        gradients: by each of the results.
+        given: the inputs that are kept, by place.
+        kept, block: the outputs of :meth:`run` that are kept, by place, and its block.
+        gradients: the gradient by each result; None where there is none.
         """
         present = tuple(place for place in self.halves.floating if gradients[place] is not None)
         if not present:
             return {}
         backward, program = self.backward(present)
-        first = [given[place] for place in backward.given]
-        last = [_plain(cast(torch.Tensor, gradients[place])) for place in present]
+        inputs = [given[place] for place in backward.given]
+        output_gradients = [_plain(cast(torch.Tensor, gradients[place])) for place in present]
         if block is not None:
-            own = [kept[place] for place in backward.kept if place in kept]
-            if program.is_addressed and self._loose[present]([*first, *own, *last]):
-                at = self._block.addresses(block)
+            kept_tensors = [kept[place] for place in backward.kept if place in kept]
+            if program.is_addressed and self._loose[present](
+                [*inputs, *kept_tensors, *output_gradients]
+            ):
+                block_addresses = self._block.addresses(block)
                 read = [
-                    _ADDRESS(kept[place]) if place in kept else at[place - self.outputs]
+                    _ADDRESS(kept[place])
+                    if place in kept
+                    else block_addresses[place - self.outputs]
                     for place in backward.kept
                 ]
-                addresses = [*map(_ADDRESS, first), *read, *map(_ADDRESS, last)]
+                addresses = [*map(_ADDRESS, inputs), *read, *map(_ADDRESS, output_gradients)]
                 results = program.empty_gradients()
                 donated = self._donated(block, present)
                 program.compute(addresses, list(map(_ADDRESS, results)), donated)
                 return dict(zip(backward.differentiated, results, strict=True))
             kept = {**kept, **dict(enumerate(self._block.tensors(block), self.outputs))}
-        tensors = [*first, *(kept[place] for place in backward.kept), *last]
+        tensors = [*inputs, *(kept[place] for place in backward.kept), *output_gradients]
         results = list(_all(program(*map(_plain, tensors))))
         return dict(zip(backward.differentiated, results, strict=True))
 
     def _donated(self, block: torch.Tensor, present: tuple[int, ...]) -> int:
-        """The address of the block, if it is donated to the gradients by these results; 0 if not,
-        as where PyTorch keeps it for another backward pass."""
+        """The address of the block, if it is donated to the program for these results; 0 if not:
+        PyTorch may retain the graph for another backward pass."""
         donates = self._donates_block and present == self.halves.floating
         return _ADDRESS(block) if donates and not keeps_graph() else 0
 
@@ -313,7 +327,7 @@ class Pair:
         autocast: Autocast,
         gradients: Sequence[torch.Tensor | None],
     ) -> Sequence[torch.Tensor | None]:
-        """The gradients by the inputs that are trained, which PyTorch computes on its tape."""
+        """The gradients by the trained inputs, computed by PyTorch on its tape."""
         twice = self.twice
         if self.random or twice is None:
             raise UnsupportedError(_RANDOM.format(name=self.name))
@@ -326,33 +340,33 @@ class Pair:
         return gradients_again(twice.compute, autocast, tensors, self.trained, gradients)
 
     def _zeros(self, value: Value) -> torch.Tensor:
-        """In the place of an input on whose numbers nothing depends."""
+        """Zeros in place of an input on whose values nothing depends."""
         return torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=self._device)
 
     def to_keep(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What is kept of inputs: copies of those that the network is about to write to."""
+        """The inputs that are kept; copies of those that the network writes to afterwards."""
         given = list(map(tensors.__getitem__, self.halves.backward.given))
         for place in self._overwritten:
             given[self.halves.backward.given.index(place)] = tensors[place].clone()
         return given
 
     def backward(self, present: tuple[int, ...]) -> tuple[BackwardHalf, CompiledPart]:
-        """What is computed backwards where there are gradients by these results."""
+        """Returns the backward graph and program for output gradients of these results."""
         with self._lock:
             if present not in self.backwards:
                 self._add_backward(present).use_external_buffers()
             return self.backwards[present]
 
     def _add_backward(self, present: tuple[int, ...]) -> CompiledPart:
-        every = present == self.halves.floating
-        found = self.halves.backward if every else self.halves.backward_of(present)
-        program = self._compiled(self._backward(found, present))
-        self._loose[present] = self._lying_beside_block(found, program)
-        self.backwards[present] = found, program
+        is_whole = present == self.halves.floating
+        backward = self.halves.backward if is_whole else self.halves.backward_of(present)
+        program = self._compiled(self._backward(backward, present))
+        self._loose[present] = self._lying_beside_block(backward, program)
+        self.backwards[present] = backward, program
         return program
 
     def _lying_beside_block(self, found: BackwardHalf, program: CompiledPart) -> ExpectedTensors:
-        """What tells of what a program is given beside the block whether it takes it at its
+        """Returns a predicate: whether a backward program takes its inputs outside the block by
         address."""
         begin = len(found.given)
         within = {begin + i for i, place in enumerate(found.kept) if place >= self.outputs}
@@ -360,33 +374,35 @@ class Pair:
         return program.lying(value for place, value in values if place not in within)
 
     def _forward(self) -> Graph:
-        """What runs forwards, in the precision of the part; values are kept as they are there."""
+        """The forward graph in the part's precision, with kept values in the layout it computes."""
         graph, narrow = self.halves.forward, self._narrow
         if narrow is None:
             return graph
-        graph = fold_batch_norm(graph, Context())  # before it is a formula of both dtypes
+        graph = fold_batch_norm(graph, Context())  # before it becomes a formula of two dtypes
         given = [graph.inputs[place] for place in narrow.inputs]
         wanted = [place in narrow.outputs for place in range(self.outputs)]
         kept: list[bool | None] = [None] * (len(graph.outputs) - self.outputs)
-        made = mixed(graph, narrow.dtype, given, [*wanted, *kept])
-        self._dtypes = [value.dtype for value in made.outputs]
-        # What is read in half precision alone is not kept in float32.
-        found = self.halves.backward
-        back = self._mixed_backward(found, self.halves.floating, narrow)
-        cast = only_cast(back, narrow.dtype)
-        for place, value in zip(found.kept, back.inputs[len(found.given) :], strict=False):
-            if place >= self.outputs and value in cast:
+        narrowed = mixed(graph, narrow.dtype, given, [*wanted, *kept])
+        self._dtypes = [value.dtype for value in narrowed.outputs]
+        # Values that are read in half precision alone are kept in it.
+        backward = self.halves.backward
+        backward_graph = self._mixed_backward(backward, self.halves.floating, narrow)
+        cast_values = only_cast(backward_graph, narrow.dtype)
+        for place, value in zip(
+            backward.kept, backward_graph.inputs[len(backward.given) :], strict=False
+        ):
+            if place >= self.outputs and value in cast_values:
                 kept[place - self.outputs] = True
-        made = mixed(graph, narrow.dtype, given, [*wanted, *kept])
-        self._dtypes = [value.dtype for value in made.outputs]
-        last = lying_last(made) if self._engine.lays_last else ()
-        places = enumerate(made.outputs[self.outputs :], self.outputs)
-        self._last = {place for place, value in places if value in last}
-        return giving_last(made, sorted(self._last))
+        narrowed = mixed(graph, narrow.dtype, given, [*wanted, *kept])
+        self._dtypes = [value.dtype for value in narrowed.outputs]
+        channels_last = lying_last(narrowed) if self._engine.lays_last else ()
+        places = enumerate(narrowed.outputs[self.outputs :], self.outputs)
+        self._last = {place for place, value in places if value in channels_last}
+        return giving_last(narrowed, sorted(self._last))
 
     def _backward(self, found: BackwardHalf, present: tuple[int, ...]) -> Graph:
-        """The same backwards: kept values are given as they were kept, gradients have the dtypes of
-        what they are by."""
+        """The backward graph in the part's precision: it takes kept values in the layout in which
+        they are kept; a gradient has the dtype of its input or result."""
         if self._narrow is None:
             return found.graph
         last = [i for i, p in enumerate(found.kept, len(found.given)) if p in self._last]
@@ -395,7 +411,7 @@ class Pair:
     def _mixed_backward(
         self, found: BackwardHalf, present: tuple[int, ...], narrow: Narrow
     ) -> Graph:
-        """What runs backwards, in the precision of the part."""
+        """The backward graph in mixed precision."""
         graph = fold_batch_norm(found.graph, Context())
         are_narrow = [
             *(place in narrow.inputs for place in found.given),
@@ -417,19 +433,21 @@ class Pair:
 
 
 class _Through(torch.autograd.Function):
-    """A part as one operation on PyTorch's tape."""
+    """A part as one autograd function on PyTorch's tape."""
 
     @staticmethod
     def forward(
         ctx: Any, pair: Pair, tensors: Sequence[torch.Tensor], *trained: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """trained: those of the tensors that are on the tape."""
+        """trained: the tensors that require gradients, which PyTorch records on the tape."""
         given = pair.to_keep(tensors)  # before the part writes to any of it
         results, block = pair.run(tensors)
         kept = pair.kept if block is None else pair.kept_beside
-        own = () if block is None else (block,)
-        more = map(tensors.__getitem__, pair.more)
-        ctx.save_for_backward(*own, *given, *(results[place] for place in kept), *more)
+        block_tensors = () if block is None else (block,)
+        for_twice = map(tensors.__getitem__, pair.more)
+        ctx.save_for_backward(
+            *block_tensors, *given, *(results[place] for place in kept), *for_twice
+        )
         ctx.autocast = autocast_of(tensors[0]) if tensors else None
         ctx.has_block = block is not None
         ctx.pair = pair
@@ -437,7 +455,7 @@ class _Through(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         return tuple(results[: pair.results])
 
-    # Else Dynamo would look at this code, where a piece's own code asks for gradients.
+    # Else Dynamo would trace this code where a piece's own code asks for gradients.
     @staticmethod
     @torch.compiler.disable(reason="minidnn runs it")
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -448,15 +466,15 @@ class _Through(torch.autograd.Function):
         given, kept = pair.halves.backward.given, pair.kept_beside if ctx.has_block else pair.kept
         if torch.is_grad_enabled():
             more = saved[len(given) + len(kept) :]
-            there = dict(zip((*given, *pair.more), (*saved[: len(given)], *more), strict=True))
-            return None, None, *pair.run_twice(there, ctx.autocast, gradients)
-        found = pair.run_back(
+            tensors_at = dict(zip((*given, *pair.more), (*saved[: len(given)], *more), strict=True))
+            return None, None, *pair.run_twice(tensors_at, ctx.autocast, gradients)
+        input_gradients = pair.run_back(
             dict(zip(given, saved, strict=False)),
             dict(zip(kept, saved[len(given) :], strict=False)),
             block,
             gradients,
         )
-        return None, None, *map(found.get, pair.trained)
+        return None, None, *map(input_gradients.get, pair.trained)
 
 
 def _all(results: Any) -> tuple[torch.Tensor, ...]:
@@ -464,11 +482,12 @@ def _all(results: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that lies as programs take it."""
+    """A tensor as a contiguous one."""
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def _trained(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """The places of the tensors that require gradients."""
     if not torch.is_grad_enabled():
         return ()
     return tuple(compress(count(), map(_IS_TRAINED, tensors)))

@@ -1,18 +1,18 @@
-"""PyTorch's threads, which go on polling for work after an operation.
+"""PyTorch's OpenMP threads, which spin after an operation: sharing them, and ending them.
 
-Its OpenMP threads spin for milliseconds before they sleep (libgomp 300,000 rounds, LLVM's and
-Intel's libomp 200 ms) and meanwhile take half of each core from whoever computes next.  So a part
-between operations of PyTorch's computes with these very threads: ``GOMP_parallel``, by which
-compiled code enters a parallel region, has them call what it is given.  Where PyTorch only may
-have computed before, or that function is not there, they are ended: ``omp_pause_resource_all``
-(OpenMP 5.0) ends the idle threads of the calling one.  The next parallel operation of PyTorch
-starts them again, which takes a tenth of a millisecond.  A thread that ends takes locks of MKL's;
-in a child of a fork that took place while other threads ran, one of these may hold such a lock for
-ever.  There PyTorch's threads are not ended, and poll.
+These threads spin for milliseconds before they sleep (libgomp 300,000 rounds, LLVM's and Intel's
+libomp 200 ms) and meanwhile take half of each core from the next computation.  So a part between
+operations of PyTorch's computes on these very threads: it enters a parallel region as compiled code
+does, by ``GOMP_parallel``, which has them call a function.  Where PyTorch need not have computed
+before, or that function is missing, the threads are ended: ``omp_pause_resource_all`` (OpenMP 5.0)
+ends the idle threads of the calling thread.  The next parallel operation of PyTorch starts them
+again, which takes a tenth of a millisecond.  A thread that ends takes locks of MKL's; in a child of
+a fork that happened while other threads ran, such a lock may be held for ever.  There PyTorch's
+threads are not ended, and spin.
 
 A child of a fork has none of these threads, while libgomp believes that the thread that forked
 still has them, and waits for them for ever.  So they are ended before every fork, from the import
-of minidnn on (``minidnn/__init__.py``); a process that was forked before it is found out here.
+of minidnn on (``minidnn/__init__.py``).  This module detects a process that was forked before that.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ import torch
 from minidnn import _forks
 from minidnn._forks import imported_by
 
-_SOFT = 1  # omp_pause_soft: what is kept in threads stays as it is
+_SOFT = 1  # omp_pause_soft: thread-private data keeps its values
 
 
 def rest() -> None:
-    """Ends the threads of PyTorch that wait for this thread's next operation, where that can be."""
+    """Ends PyTorch's threads that spin for this thread's next operation, where that is safe."""
     if threading.get_ident() != _bereft and not _forks.beside_threads():
         end()
 
 
 def end() -> None:
-    """Ends them whatever may be locked: else a child of a fork would wait for them for ever."""
+    """Ends these threads even where a lock may be held: before a fork, whose child would otherwise
+    wait for them for ever."""
     if threading.get_ident() != _bereft:
         for pause in _pauses():
             pause(_SOFT)
 
 
 def team_of(threads: int) -> int | None:
-    """The address of the function that has PyTorch's threads call another; None where there is no
-    such function, or PyTorch computes with another number of them: each change of it would end
-    and start threads."""
+    """The address of ``GOMP_parallel`` of PyTorch's OpenMP library, which runs a function on its
+    threads; None where there is none, or PyTorch computes with another number of threads: each
+    change of that number would end and start threads."""
     if threads == 1 or torch.get_num_threads() != threads or _bereft is not None:
         return None
     for library in _libraries():
@@ -59,7 +60,7 @@ def team_of(threads: int) -> int | None:
 
 
 def _is_pytorchs(library: ctypes.CDLL) -> bool:
-    """Whether PyTorch computes with this OpenMP library: it counts the threads that this has."""
+    """Whether PyTorch uses this OpenMP library: its thread count follows the library's."""
     before = library.omp_get_max_threads()
     library.omp_set_num_threads(before + 1)
     try:
@@ -70,8 +71,8 @@ def _is_pytorchs(library: ctypes.CDLL) -> bool:
 
 @cache
 def _pauses() -> tuple[Callable[[int], int], ...]:
-    """The function of each OpenMP library that this process has loaded; none where that cannot
-    be told, or the library is older than OpenMP 5.0."""
+    """``omp_pause_resource_all`` of each OpenMP library that this process has loaded; none where
+    the libraries are unknown, or older than OpenMP 5.0."""
     found = []
     for library in _libraries():
         pause = getattr(library, "omp_pause_resource_all", None)
@@ -87,7 +88,7 @@ def _libraries() -> tuple[ctypes.CDLL, ...]:
 
 
 def _loaded(process: str = "self") -> list[str]:
-    """The paths of the OpenMP libraries in a process."""
+    """The paths of the OpenMP libraries that a process has loaded."""
     try:
         with open(f"/proc/{process}/maps", encoding="utf-8") as file:
             mapped = file.read()
@@ -97,16 +98,16 @@ def _loaded(process: str = "self") -> list[str]:
 
 
 def _may_lack_threads() -> bool:
-    """Whether this process was forked, not started, by one that had an OpenMP library and not yet
-    imported minidnn: its main thread may then have no threads, and not know it."""
+    """Whether this process was forked by one that had an OpenMP library and had not yet imported
+    minidnn: OpenMP may then count on threads of the main thread that do not exist."""
     if imported_by != os.getpid():
-        return False  # minidnn was there, and ended them before
+        return False  # minidnn was imported before the fork, and ended them
     try:
         with open("/proc/self/stat", encoding="utf-8") as file:
             _, parent, *_, flags = file.read().rpartition(")")[2].split()[:7]
         if not int(flags) & _FORKED:
             return False
-        # One that has no parent any more may have had one with such a library.
+        # An orphan may have had a parent with such a library.
         known = os.path.samefile(f"/proc/{parent}/exe", "/proc/self/exe")
     except OSError:
         return os.path.exists("/proc/self/stat")

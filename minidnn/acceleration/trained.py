@@ -1,7 +1,7 @@
-"""A captured program that is trained: parts run forwards and backwards, PyTorch's tape is around.
+"""A captured program in training: compiled parts are operations on PyTorch's autograd tape.
 
-Parameters and buffers are arguments of every run, in PyTorch's own memory, so that nothing of a
-part depends on their values.  What PyTorch runs is recorded on its tape as ever.
+Parameters and buffers are arguments of every run, in PyTorch's own memory, so that no compiled part
+depends on their values.  Operations that PyTorch runs are recorded on its tape as usual.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from minidnn.gradients.reverse import pullback, reached_values
 from minidnn.graph.ir import Graph
 
 _FULL = "it multiplies in float32, between values in half precision"
-#: What stands in the names of operations that multiply matrices or convolve.
+#: Substrings of the names of operations that multiply matrices or convolve.
 _PRODUCTS = ("conv", "linear", "matmul", "mm", "einsum", "dot", "mv", "attention")
 
 
@@ -41,7 +41,8 @@ class TrainedProgram(SizedProgram):
     :class:`minidnn.acceleration.program.SizedProgram`.
 
     Attributes:
-        parts: what was taken, in order; each runs backwards as well.
+        parts: the compiled parts, in order; each has a gradient.
+        half: "float16" or "bfloat16" where products are computed in it; None for float32.
     """
 
     parts: list[TrainedPart]
@@ -56,11 +57,11 @@ class TrainedProgram(SizedProgram):
         half: str | None = None,
         weights: Container[int] = (),
     ) -> None:
-        """half: in which half precision products are computed; that of the captured values, if
-        there are any, comes first.  weights: the places of weights among the arguments."""
+        """half: the half precision of products, unless captured values are in one themselves, which
+        then counts.  weights: the places of weights among the arguments."""
         self._weights = weights
         self.half = widen(captured) or half
-        #: Whether the captured values say what is in half precision.
+        #: Whether the captured program itself says which values are in half precision.
         self._is_said = any(map(was_narrow, captured.module.graph.nodes))
         if self.half is not None and (reason := engine.why_not_mixed(self.half)) is not None:
             raise UnsupportedError(f"it computes in {self.half}, and {reason}")
@@ -69,7 +70,7 @@ class TrainedProgram(SizedProgram):
         super().__init__(captured, engine, name, sizes, strict)
 
     def compile(self) -> None:
-        """Makes the parts, and compiles them for what requires a gradient now."""
+        """Makes the parts, whose programs :meth:`prepare` or the first call compiles."""
         self.parts = []
         for level in self.levels:
             if level.taken:
@@ -90,11 +91,11 @@ class TrainedProgram(SizedProgram):
         self._is_bare = self.starts_early = False
 
     def _own_writes(self) -> dict[fx.Node, fx.Node]:
-        """Statistics that the last part moves on: it alone reads them, and nothing reads what they
-        become.  So PyTorch's tape need not know of them, and they may be written before the rest
-        has run.  Behind another part they may not: where that turns out not to be possible, PyTorch
-        computes the whole piece, and writes again."""
-        last = next((set(each.nodes) for each in reversed(self.levels) if each.taken), set())
+        """The running statistics that the last part updates: it alone reads them, and nothing reads
+        their new values.  So the part may write them outside PyTorch's tape, before the rest of the
+        program has run.  An earlier part may not: where a later one turns out not to be possible,
+        PyTorch computes the whole piece, and would update them again."""
+        last_nodes = next((set(each.nodes) for each in reversed(self.levels) if each.taken), set())
         results = list(self._results)
         return {
             target: results[place]
@@ -102,12 +103,12 @@ class TrainedProgram(SizedProgram):
             if target in self.captured.untaped
             and not is_tracked(target)
             and target.users
-            and last.issuperset((results[place], *target.users))
+            and last_nodes.issuperset((results[place], *target.users))
             and len(results[place].users) == results.count(results[place]) == 1
         }
 
     def _say(self, said: str) -> None:
-        """Warns once of what PyTorch computes."""
+        """Warns once for each message about work left to PyTorch; raises if strict."""
         if self._is_strict:
             raise UnsupportedError(f"strict=True, and {said}")
         if said not in self._said:
@@ -115,33 +116,33 @@ class TrainedProgram(SizedProgram):
             warnings.warn(said, MiniDNNWarning, stacklevel=2)
 
     def _part(self, level: Level, name: str) -> Part:
-        """A part whose results with gradients come first."""
+        """Converts a level to a part, whose differentiable results come first."""
         captured, within = self.captured, set(level.nodes)
-        own = {target: new for target, new in self._own.items() if new in within}
-        moved = set(own.values())
-        read = [
+        own_writes = {target: new for target, new in self._own.items() if new in within}
+        written_results = set(own_writes.values())
+        outputs = [
             node
             for node in level.nodes
-            if node not in moved and any(user not in within for user in node.users)
+            if node not in written_results and any(user not in within for user in node.users)
         ]
-        read.sort(key=lambda node: not is_tracked(node))
-        given = [*read, *own.values()]
+        outputs.sort(key=lambda node: not is_tracked(node))
+        results = [*outputs, *own_writes.values()]
         part = convert(
-            level.nodes, captured.constants, captured.tensor, name, results=given, trained=True
+            level.nodes, captured.constants, captured.tensor, name, results=results, trained=True
         )
         memory = Memory(captured.module.graph)
         written = {storage for _, node in captured.writes for storage in memory.of(node)}
         overwritten = {p for p, node in enumerate(part.inputs) if written & memory.of(node)}
         return replace(
             part,
-            outputs=tuple(read),
-            written=tuple(own),
-            differentiable=sum(map(is_tracked, read)),
+            outputs=tuple(outputs),
+            written=tuple(own_writes),
+            differentiable=sum(map(is_tracked, outputs)),
             overwritten=frozenset(overwritten),
         )
 
     def prepare(self, leaves: Sequence[Any]) -> None:
-        """Compiles all parts for leaves like these, and for whether gradients are on."""
+        """Compiles all parts for leaves of these kinds, in the current gradient mode."""
         trained = {node: held.tensor.requires_grad for node, held in self.captured.held.items()}
         for node, place in self.captured.given.items():
             leaf = leaves[place]
@@ -153,7 +154,7 @@ class TrainedProgram(SizedProgram):
             part.prepare([on and trained.get(node, False) for node in part.part.inputs])
 
     def _narrow(self, part: Part) -> Narrow | None:
-        """How a part computes in half precision, if it does."""
+        """How a part computes in mixed precision; None if it does not."""
         if self.half is None:
             return None
         inputs = (place for place, node in enumerate(part.inputs) if was_narrow(node))
@@ -168,8 +169,11 @@ class TrainedProgram(SizedProgram):
 def _divide(
     captured: Captured, engine: Engine, narrow: bool
 ) -> tuple[list[Level], dict[fx.Node, str]]:
-    """What is taken and what is left.  ``narrow`` says that values are in half precision where the
-    captured program says so."""
+    """The levels of taken and left operations, and the reason for each left one.
+
+    narrow: whether the captured program itself says which values are in half precision; then
+    products that it computes in float32 are left.
+    """
     operations = captured.operations
     reasons = {node: elsewhere(node, engine.memory) for node in operations}
     left = {node: reason for node, reason in reasons.items() if reason is not None}
@@ -195,12 +199,12 @@ def _divide(
 
 
 def _is_full(node: fx.Node) -> bool:
-    """Whether an operation multiplies in float32, which it is to do among others in halves."""
+    """Whether an operation is a product in float32, in a program with half-precision values."""
     return not was_narrow(node) and any(word in key_of(node) for word in _PRODUCTS)
 
 
 def _why_not(engine: Engine, graph: Graph) -> str | None:
-    """Why the device cannot run a graph forwards, or not backwards; None if it can both."""
+    """Why the device cannot run a graph or its gradient; None if it can run both."""
     reason = engine.why_not(graph)
     if reason is not None:
         return reason

@@ -1,8 +1,8 @@
-"""Gradients of gradients: PyTorch computes a part again, and differentiates what it does.
+"""Gradients of gradients: PyTorch runs a part's operations again, and differentiates these.
 
-A part's gradient is a program, which PyTorch cannot differentiate.  Where it is asked to
-(``create_graph=True``), the operations that the part was made of run in PyTorch, on what the part
-was given, and PyTorch's own gradient takes the place of the program's.
+The gradient of a part is a compiled program, which PyTorch cannot differentiate.  Where it is asked
+to (``create_graph=True``), the operations that the part was converted from run in PyTorch, on the
+part's inputs, and PyTorch's own gradient replaces the program's.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from minidnn.acceleration.engine import memory_of
 from minidnn.frontends.torch.aten.call import arguments_of, key_of
 from minidnn.frontends.torch.captured import Captured
 
-#: Operands that do not count for a result in training.
+#: Operands of a batch normalization on which its result in training does not depend.
 _STATISTICS = ("running_mean", "running_var")
 
-#: Whether autocast is on, for which kind of device and to which dtype.
+#: The state of autocast: kind of device, dtype, whether it is on.
 Autocast = tuple[str, torch.dtype, bool]
 
 
 def autocast_of(tensor: torch.Tensor) -> Autocast:
-    """How autocast is set for a tensor's device."""
+    """Returns the state of autocast for a tensor's device."""
     kind = memory_of(tensor).partition(":")[0]
     return kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
@@ -37,18 +37,18 @@ def in_pytorch(
     inputs: Sequence[fx.Node],
     outputs: Sequence[fx.Node],
 ) -> Callable[..., Any]:
-    """A function of a part's inputs that has PyTorch compute its outputs, a tuple."""
+    """Returns a function that computes a part's outputs (a tuple) from its inputs in PyTorch."""
     graph = fx.Graph()
-    found = {node: graph.placeholder(node.name) for node in inputs}
+    copies = {node: graph.placeholder(node.name) for node in inputs}
     modules: dict[str, Any] = {}
 
     def value(node: fx.Node) -> fx.Node:
-        if node not in found:
+        if node not in copies:
             if node.op == "get_attr":
                 target = str(node.target)
                 modules[target] = operator.attrgetter(target)(captured.module)
-            found[node] = graph.node_copy(node, value)
-        return found[node]
+            copies[node] = graph.node_copy(node, value)
+        return copies[node]
 
     for node in nodes:
         value(node)
@@ -57,7 +57,7 @@ def in_pytorch(
 
 
 def counts(node: fx.Node) -> bool:
-    """Whether anything that is computed of an input depends on it."""
+    """Whether a part's results depend on an input; in training not on running statistics."""
     return not all(
         "batch_norm" in key_of(user)
         and arguments_of(user).get("training")
@@ -68,7 +68,8 @@ def counts(node: fx.Node) -> bool:
 
 
 def _names_of(user: fx.Node, node: fx.Node) -> list[str]:
-    """The names of arguments that are this one; of others than statistics none counts."""
+    """The names of a user's arguments that are this node, if all are running statistics; else all
+    statistics and the input, which are not all this node."""
     names = [name for name, given in arguments_of(user).items() if given is node]
     return names if set(names) <= set(_STATISTICS) else [*_STATISTICS, "input"]
 
@@ -80,9 +81,9 @@ def gradients_again(
     trained: Sequence[int],
     gradients: Sequence[torch.Tensor | None],
 ) -> Sequence[torch.Tensor | None]:
-    """The gradients by those tensors that are trained, on PyTorch's tape.
+    """Returns the gradients by the tensors at the places ``trained``, on PyTorch's tape.
 
-    gradients: by each of the results that may have one; None where there is none.
+    gradients: the gradient by each result that may have one; None where there is none.
     """
     kind, dtype, is_on = autocast
     with torch.enable_grad(), torch.autocast(kind, dtype, is_on):

@@ -1,16 +1,16 @@
-"""Noticing that a network's weights are not what they were when it was compiled.
+"""Detects that a network's weights have changed since it was compiled.
 
-Programs for inference have weights packed in them.  PyTorch counts the writes to a tensor, so a
-weight is as it was if its count is the same and so is its address, and the memory there was not
-freed meanwhile (it may have become another's ``.data``, and this one's).  Which tensor is a weight
-Dynamo says at every call.
+Programs for inference have packed copies of the weights.  PyTorch's version counter counts the
+writes to a tensor, so a weight is unchanged if its version and address are the same, and its memory
+was not freed meanwhile (that memory may have become another tensor's, and then this one's again by
+``.data``).  Which tensors are weights Dynamo says at every call.
 
-Some writes are not counted.  Those to ``tensor.data`` or to a NumPy view are looked for in samples
-of weights on the CPU, see :mod:`minidnn.acceleration.watch`.  Of what eager batch
-normalization writes elsewhere in training, the number of batches tells, which is counted.
+Some writes are not counted.  Writes to ``tensor.data`` or to a NumPy view are found by samples of
+the weights on the CPU, see :class:`WeightSamples`.  Updates of running statistics by eager batch
+normalization in training show in its number of batches, whose writes are counted.
 
-All of this is looked at before every call, when the network has just taken the caches.  So there
-are two ways: passes that only compare numbers, and one that tells what is another.
+All checks run before every call, when the network has just filled the caches.  So there are two
+paths: a fast one that only compares numbers, and one that names the weight that has changed.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from minidnn._torch_internals import BatchNorm
 from minidnn.acceleration.part import computes_its_own_way
 from minidnn.frontends.torch.captured import Held
 
-# Samples of weights: some of their words, read all at once before every call.
+# Samples of weights: some of their 32-bit words, all read at once before every call.
 #
 # PyTorch counts writes to a tensor, but not those to ``tensor.data`` or to a NumPy view of it.
-# Averages of weights (``teacher.data.mul_(m).add_(...)``) are written so, and change every element.
-# So a few words of each weight tell, and of a small weight all of them.
+# Moving averages of weights (``teacher.data.mul_(m).add_(...)``) are written so, and change every
+# element.  So a few words of each weight suffice, and of a small weight all words.
 
 
+#: The size of a word in bytes.
 _WORD = 4
-#: So many words of a weight are read: all of a weight with no more.
+#: The number of words that are read of each weight: all words of a small one.
 _WORDS = 8
 
 
 class WeightSamples:
-    """Words of tensors on the CPU, as they were.
+    """Words of tensors on the CPU, as they were when this was made.
 
-    One array spans the memory from the first tensor to the last, and one gather reads it at the
-    words of tensors alone.  What is not on the CPU is not looked at: a GPU would have to be waited
-    for.
+    One array spans the memory from the first tensor to the last, and one gather reads the sampled
+    words from it.  Tensors on a GPU are not sampled: that would have to wait for the GPU.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
@@ -71,27 +71,27 @@ class WeightSamples:
         self._before = self._memory.take(self._words).tobytes()
 
     def are_the_same(self) -> bool:
-        """Whether the words are as they were; the tensors must still lie where they lay."""
+        """Whether the words are unchanged; the tensors must still have their addresses."""
         return self._memory.take(self._words).tobytes() == self._before
 
     def changed(self) -> int | None:
-        """The place of a tensor that is not as it was, or None."""
+        """The place of a tensor that has changed, or None."""
         now = self._memory.take(self._words)
         others = np.flatnonzero(now != np.frombuffer(self._before, np.uint32))
         return self._places[int(others[0])] if len(others) else None
 
 
 def is_sampled(tensor: Any) -> bool:
-    """Whether words of a tensor are read."""
-    lies = tensor.is_cpu and tensor.is_contiguous() and tensor.data_ptr() % _WORD == 0
-    return lies and _words_of(tensor) > 0
+    """Whether words of a tensor are read: it is contiguous on the CPU, and aligned to words."""
+    is_readable = tensor.is_cpu and tensor.is_contiguous() and tensor.data_ptr() % _WORD == 0
+    return is_readable and _words_of(tensor) > 0
 
 
 def _words_of(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size() // _WORD)
 
 
-#: Under which name normalizations count batches.
+#: The buffer in which normalizations count batches.
 _BATCHES = "num_batches_tracked"
 _VERSION = attrgetter("_version")
 _ADDRESS = torch.Tensor.data_ptr
@@ -103,39 +103,39 @@ class Watch:
     def __init__(self, held: Iterable[Held], statistics: Iterable[Held] = ()) -> None:
         """
         held: the weights.
-        statistics: those of them that normalizations write in training.
+        statistics: those of them that are running statistics, written in training.
         """
         self._held = list(held)
         self._batches = _batches_of(each for each in statistics if not is_sampled(each.tensor))
         self.renew()
 
     def renew(self) -> None:
-        """Takes all for unchanged as it is now."""
-        every = [(each, each.tensor) for each in (*self._held, *self._batches)]
-        #: PyTorch does not count the writes to tensors of inference mode.
-        self._counted = [tensor for _, tensor in every if not tensor.is_inference()]
+        """Takes the weights as they are now for unchanged."""
+        weights = [(each, each.tensor) for each in (*self._held, *self._batches)]
+        #: Tensors with a version counter: those of inference mode have none.
+        self._counted = [tensor for _, tensor in weights if not tensor.is_inference()]
         self._versions = list(map(_VERSION, self._counted))
         self._tensors = [each.tensor for each in self._held]
         self._addresses = array("Q", map(_ADDRESS, self._tensors))
         self._samples = WeightSamples(self._tensors)
-        #: Those of the memories that were freed: PyTorch has one Python object for each.
+        #: Storages that were freed: PyTorch has one Python object for each storage.
         self._freed: list[Any] = []
         self._seen = [
             (
                 *(each, tensor, None if tensor.is_inference() else tensor._version),
                 *(tensor.data_ptr(), weakref.ref(tensor.untyped_storage(), self._freed.append)),
             )
-            for each, tensor in every
+            for each, tensor in weights
         ]
         self._types = [(each, _type(each.tensor)) for each in self._held]
 
     @property
     def uncounted(self) -> int:
-        """Of how many weights writes in place are not noticed."""
+        """The number of weights whose in-place writes are not noticed."""
         return sum(each.tensor.is_inference() for each in self._held)
 
     def is_as_it_was(self) -> bool:
-        """Whether these tensors are as they were."""
+        """Whether the weights are unchanged: the fast path."""
         return (
             list(map(_VERSION, self._counted)) == self._versions
             and array("Q", map(_ADDRESS, self._tensors)) == self._addresses
@@ -144,7 +144,7 @@ class Watch:
         )
 
     def changed(self) -> str | None:
-        """The name of a weight that is not what it was, or None."""
+        """The name of a weight that has changed, or None."""
         for each, tensor, version, address, memory in self._seen:
             if (
                 each.holder.get(each.key) is not tensor
@@ -157,7 +157,8 @@ class Watch:
         return None if place is None else self._held[place].name
 
     def refitted(self) -> str | None:
-        """The name of a weight that now has another type, so that nothing fits it."""
+        """The name of a weight that now has another type, so that the program must be made anew; or
+        None."""
         for each, before in self._types:
             now = each.holder.get(each.key)
             if now is None or _type(now) != before:
@@ -166,17 +167,17 @@ class Watch:
 
 
 def _batches_of(statistics: Iterable[Held]) -> list[Held]:
-    """The numbers of batches of which these statistics were taken, where modules count them: they
-    are looked for among all modules that there are, as nobody tells whose the statistics are."""
+    """The batch counters of the modules that these statistics belong to, if they count batches.
+    All modules of the process are searched, as nothing tells whose the statistics are."""
     names = {id(each.tensor): each.name for each in statistics}
-    found = []
+    counters = []
     for each in gc.get_objects() if names else ():
         if issubclass(type(each), BatchNorm):
             buffers = vars(each).get("_buffers", {})
             name = names.get(id(buffers.get("running_mean")))
             if name is not None and buffers.get(_BATCHES) is not None:
-                found.append(Held(buffers, _BATCHES, f"{name.rpartition('.')[0]}.{_BATCHES}"))
-    return found
+                counters.append(Held(buffers, _BATCHES, f"{name.rpartition('.')[0]}.{_BATCHES}"))
+    return counters
 
 
 def _type(tensor: Any) -> Any:

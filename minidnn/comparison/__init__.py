@@ -1,4 +1,4 @@
-"""Comparing a model in minidnn with the engine that it was made for, layer by layer."""
+"""Compares a model in minidnn with its original engine, layer by layer."""
 
 from minidnn.comparison.compare import compare
 from minidnn.comparison.originals import ComparedValue, Comparison

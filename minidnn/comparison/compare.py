@@ -1,4 +1,4 @@
-"""compare: which layer is the first that minidnn computes otherwise than the original engine?"""
+"""compare: finds the first layer that minidnn computes otherwise than the original engine."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def compare(
 
 
 def _layers(made: Original, options: Mapping[str, Any]) -> list[ComparedValue]:
-    """Every layer of the graph, compiled so that all of them are outputs."""
+    """Compares every layer, in a program of which all layers are outputs."""
     values = dict.fromkeys(value for _, _, value in made.layers)
     graph = Graph(made.graph.inputs, values, made.graph.nodes, made.graph.name)
     results = dict(zip(values, _run(compile_network(graph, **options), made.inputs), strict=True))
@@ -114,14 +114,15 @@ def _layers(made: Original, options: Mapping[str, Any]) -> list[ComparedValue]:
 
 
 def _run(executable: Executable, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    found = executable(*inputs)
-    if isinstance(found, dict):
-        return list(found.values())
-    return list(found) if isinstance(found, tuple) else [found]
+    """The outputs of an executable, in order."""
+    outputs = executable(*inputs)
+    if isinstance(outputs, dict):
+        return list(outputs.values())
+    return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 
 def quantized_original(model: Any, network: Any, inputs: Any, seed: int) -> Original:
-    """The network in float32, and those of its layers that the quantized graph has, too."""
+    """The results of a network in float32, for the layers that its quantized graph has, too."""
     if not isinstance(model, Graph) or network is None:
         raise GraphError(
             f"model={model!r:.80} with original={network!r:.80}; valid are a graph that quantize "
@@ -153,7 +154,7 @@ def quantized_original(model: Any, network: Any, inputs: Any, seed: int) -> Orig
 
 
 def of_one_size(model: SizedGraph, inputs: Any, shape: Any) -> Graph:
-    """The graph for the sizes of these inputs or shapes, or for those halfway in the ranges."""
+    """The graph for the sizes of these inputs or shapes, or else for the middle of each range."""
     if shape is None and isinstance(inputs, dict):
         shape = {name: np.shape(plain(array)) for name, array in inputs.items()}
     elif shape is None and isinstance(inputs, (list, tuple)):
@@ -166,14 +167,14 @@ def of_one_size(model: SizedGraph, inputs: Any, shape: Any) -> Graph:
 
 
 def _arrays(model: Graph, inputs: Any, seed: int) -> list[np.ndarray]:
-    """An array for each input; random ones if none are given."""
+    """An array for each input; random arrays if none are given."""
     if inputs is None:
         random = np.random.default_rng(seed)
         return [random_array(random, value.shape, np.dtype(value.dtype)) for value in model.inputs]
     if isinstance(inputs, dict):
         inputs = [inputs.get(value.name) for value in model.inputs]
-    given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-    arrays = [np.asarray(plain(array), np.float32) for array in given]
+    listed = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+    arrays = [np.asarray(plain(array), np.float32) for array in listed]
     shapes, valid = [array.shape for array in arrays], [value.shape for value in model.inputs]
     if shapes != valid:
         raise GraphError(f"inputs have shapes {shapes}; valid are {valid}")

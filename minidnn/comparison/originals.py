@@ -1,6 +1,6 @@
-"""The original engines, what a comparison needs of them, and what it found.
+"""The original engines of models, their results for each layer, and the outcome of a comparison.
 
-ONNX Runtime is that of ONNX models, and PyTorch that of its modules.
+ONNX Runtime is the original engine of ONNX models, and PyTorch that of its modules.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from minidnn.graph.ir import Graph, Value
 from minidnn.graph.types import numpy_dtype, plain
 from minidnn.runtime.arrays import random_array
 
-#: Layers that a report shows before and after the first that differs.
+#: The number of layers that a report shows before and after the first that differs.
 AROUND = 3
 
 
 @dataclass(frozen=True)
 class ComparedValue:
-    """One value of the model, as both compute it.
+    """One value of the model, as both engines compute it.
 
     Attributes:
-        name: what the model calls it.
+        name: its name in the model.
         kind: the operator that computes it, or "output".
-        shape: of the value.
+        shape: its shape.
         deviation: the largest difference as a part of the value's largest finite number; infinite
             where one of them is not finite and the other not the same.
-        place: where the largest difference is.
-        original, ours: what the two compute there.
+        place: the index of the largest difference.
+        original, ours: the two results at that index.
     """
 
     name: str
@@ -54,14 +54,14 @@ class ComparedValue:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A model in its original engine and in minidnn.
+    """The outcome of a comparison of a model in its original engine and in minidnn.
 
     Attributes:
-        engine: the original one, with its version.
+        engine: the original engine, with its version.
         device: minidnn's.
         tolerance: the largest deviation that counts as equal.
-        layers: all values that both compute, in order; to be seen, they are all written, so that
-            less is fused than usual.
+        layers: all values that both compute, in order.  They are outputs of a program of their
+            own, in which less is fused than usual.
         outputs: the results of the network as it is usually compiled.
     """
 
@@ -106,21 +106,21 @@ class Comparison:
 
 
 def compared(name: str, kind: str, original: np.ndarray, ours: np.ndarray) -> ComparedValue:
-    """Both results of one value."""
-    one, other = (np.asarray(array).astype(np.float64) for array in (original, ours))
-    if one.shape != other.shape:
-        return ComparedValue(name, kind, one.shape, np.inf, (), np.nan, np.nan)
-    if not one.size:
-        return ComparedValue(name, kind, one.shape, 0.0, (), 0.0, 0.0)
-    finite = np.isfinite(one) & np.isfinite(other)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    """Compares both results of one value."""
+    expected, actual = (np.asarray(array).astype(np.float64) for array in (original, ours))
+    if expected.shape != actual.shape:
+        return ComparedValue(name, kind, expected.shape, np.inf, (), np.nan, np.nan)
+    if not expected.size:
+        return ComparedValue(name, kind, expected.shape, 0.0, (), 0.0, 0.0)
+    finite = np.isfinite(expected) & np.isfinite(actual)
+    same = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
     with np.errstate(all="ignore"):
-        apart = np.where(same, 0.0, np.where(finite, np.abs(one - other), np.inf))
-    place = tuple(int(i) for i in np.unravel_index(int(np.argmax(apart)), apart.shape))
-    scale = float(np.abs(one[np.isfinite(one)]).max(initial=0.0)) or 1.0
-    worst = float(apart[place]) / scale
+        differences = np.where(same, 0.0, np.where(finite, np.abs(expected - actual), np.inf))
+    place = tuple(int(i) for i in np.unravel_index(int(np.argmax(differences)), differences.shape))
+    scale = float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)) or 1.0
+    worst = float(differences[place]) / scale
     return ComparedValue(
-        name, kind, one.shape, worst, place, float(one[place]), float(other[place])
+        name, kind, expected.shape, worst, place, float(expected[place]), float(actual[place])
     )
 
 
@@ -132,9 +132,9 @@ class Original:
         engine: its name and version.
         graph: minidnn's graph of the model.
         layers: name, kind and value of each layer, in order.
-        outputs: the graph's outputs, by name.
-        inputs: for the graph.
-        results: what the engine computes, by name.
+        outputs: the names of the graph's outputs.
+        inputs: the arrays that both engines compute on.
+        results: the engine's results, by name.
     """
 
     engine: str
@@ -145,15 +145,15 @@ class Original:
     results: Mapping[str, np.ndarray]
 
 
-#: Files say the version of their format, and ONNX Runtime refuses those newer than itself, whatever
-#: they contain.  What came after this one are dtypes that minidnn does not read.
+#: The newest ONNX IR version to declare: ONNX Runtime refuses files of newer versions than its own,
+#: whatever they contain.  Later versions only add dtypes that minidnn does not read.
 _FORMAT = 10
 
 
 def onnx_original(
     model: Any, inputs: Any, shape: Any, constants: Mapping[str, Any] | None, seed: int
 ) -> Original:
-    """The model with the values of all its nodes, by ONNX Runtime."""
+    """Runs a model in ONNX Runtime, with the values of all its nodes as outputs."""
     parsed = read_model(model)
     given = _by_name(parsed, inputs, constants or {})
     if shape is None and given is not None:
@@ -178,7 +178,7 @@ def onnx_original(
 def _by_name(
     parsed: OnnxModel, given: Any, constants: Mapping[str, Any]
 ) -> dict[str, np.ndarray] | None:
-    """The inputs that were given, an array for each of the model's by its name."""
+    """The given inputs as arrays, by the names of the model's inputs; None if none are given."""
     names = [declared.name for declared in parsed.inputs if declared.name not in constants]
     if given is None:
         return None
@@ -202,6 +202,7 @@ def _array(name: str, given: Any) -> np.ndarray:
 def _inputs(
     wanted: Sequence[Value], given: Mapping[str, np.ndarray] | None, seed: int
 ) -> list[np.ndarray]:
+    """The arrays for the graph's inputs: the given ones, checked, or random ones."""
     if given is None:
         random = np.random.default_rng(seed)
         return [random_array(random, value.shape, numpy_dtype(value.dtype)) for value in wanted]
@@ -217,6 +218,7 @@ def _inputs(
 def _run(
     parsed: OnnxModel, names: Sequence[str], inputs: Mapping[str, np.ndarray]
 ) -> tuple[str, list[np.ndarray]]:
+    """Runs a model in ONNX Runtime; returns its version and the values of these names."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -227,9 +229,9 @@ def _run(
     onnx = import_onnx()
     proto = with_data_inside(parsed)
     proto.ir_version = min(proto.ir_version, _FORMAT)
-    there = {output.name for output in proto.graph.output}
+    declared = {output.name for output in proto.graph.output}
     for name in names:
-        if name not in there:
+        if name not in declared:
             proto.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -238,16 +240,16 @@ def _run(
         session = onnxruntime.InferenceSession(
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        found = session.run(list(names), dict(inputs))
+        results = session.run(list(names), dict(inputs))
     except Exception as error:  # its exceptions have no common base
         raise GraphError(f"ONNX Runtime cannot run {parsed.title}: {error}") from error
-    return f"ONNX Runtime {onnxruntime.__version__}", found
+    return f"ONNX Runtime {onnxruntime.__version__}", results
 
 
 def torch_original(
     model: Any, inputs: Any, shape: Any, constants: Mapping[str, Any] | None, seed: int
 ) -> Original:
-    """The module with the results of all operations that it was captured as."""
+    """Runs a module in PyTorch, with the results of all operations that were captured of it."""
     require_torch()
     import torch
 
@@ -306,7 +308,7 @@ def torch_original(
 
 
 def _in_order(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
-    """Inputs that were given by the names of ``forward``'s parameters, in their order."""
+    """Inputs given by the names of ``forward``'s parameters, in the order of these."""
     signature = inspect.signature(model.forward)
     try:
         bound = signature.bind(**inputs)
@@ -324,7 +326,7 @@ def _in_order(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
 
 
 def _given(inputs: Any, shape: Any, seed: int) -> list[Any]:
-    """The arrays or tensors that the module is called with; random ones of the shapes if none."""
+    """The arrays or tensors that the module is called with; random arrays of ``shape`` if given."""
     if (inputs is None) == (shape is None):
         raise GraphError(
             "a PyTorch module is compared on inputs, an array or a sequence of them, or on random "

@@ -1,4 +1,4 @@
-"""Training in several processes, one a GPU: which process this is, what ranks add up, who watches.
+"""Data-parallel training in several processes, one for each GPU: ranks, their sums, their watch.
 
 ``md.Trainer(..., distributed=True)`` uses it; nothing else of minidnn does.
 """
@@ -13,7 +13,7 @@ from minidnn.distributed.rank import DistributedError, RankInfo, find_rank
 
 __all__ = ["DistributedError", "RankInfo", "find_rank"]
 
-#: The names before the glossary's words were applied; they warn.
+#: Deprecated names, and those that replace them.
 _FORMER = {"RankPlace": "RankInfo", "find_place": "find_rank"}
 
 

@@ -1,5 +1,7 @@
-"""The ranks of a training: what they add up, with a GPU each over NCCL by CuPy's binding, and what
-they tell each other.
+"""Process groups of ranks that train together, and their collective operations.
+
+:class:`NcclGroup` is for a GPU for each rank, over NCCL by CuPy's binding; :class:`GlooGroup` is
+for CPUs, over Gloo.  :func:`connect` makes the group of this process.
 """
 
 from __future__ import annotations
@@ -23,48 +25,53 @@ from minidnn.distributed.rank import (
 from minidnn.graph.operators.ranks import meet_in
 from minidnn.runtime.store import Store
 
-#: Arrays are sent together up to so many bytes.
+#: The most bytes of arrays that one collective operation sends together.
 _BUCKET = 25 << 20
 _SECONDS_TO_BE_TOLD = 3.0
 
 
 class RankGroup(Protocol):
     """The ranks that train together.  All call the same functions in the same order, and run the
-    same programs between them."""
+    same programs between these calls.
+
+    Attributes:
+        place: which rank this process is.
+    """
 
     place: RankInfo
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """The number of ranks."""
 
     def enter(self) -> None:
-        """Something begins for which all ranks are needed; DistributedError if one has left."""
+        """Begins work that needs all ranks; DistributedError if one has left."""
 
     def take_over(self, store: Store, names: Sequence[str]) -> None:
-        """Each of these states becomes that of rank 0."""
+        """Broadcasts the states of these names from rank 0."""
 
     def sum_of(self, numbers: Sequence[float]) -> list[float]:
-        """The sums over all ranks, of numbers of the host; it waits for all ranks."""
+        """The sums of host numbers over all ranks; waits for all ranks."""
 
     def add(self, arrays: Sequence[np.ndarray]) -> None:
-        """See :class:`minidnn.graph.operators.ranks.Meeting`."""
+        """All-reduces host arrays in place: see :class:`minidnn.graph.operators.ranks.Meeting`."""
 
     def agree(self, text: str) -> None:
-        """DistributedError unless all ranks say the same; a text is asked about once."""
+        """DistributedError unless all ranks give the same text; each text is compared once."""
 
     def describe(self) -> str:
-        """The library that adds up, its version, and this rank's device."""
+        """The communication library, its version, and this rank's device."""
 
 
+#: The groups of this process, by the kind of device.
 _joined: dict[str, RankGroup] = {}
 
 
 def connect(device: str | None) -> RankGroup:
-    """Finds the other ranks and joins them: by NCCL if ``device`` is a GPU, else by Gloo.
+    """Returns this process's group, connected: over NCCL if ``device`` is a GPU, else over Gloo.
 
-    They stay joined: another trainer of this process meets the same ranks.  DistributedError if
-    nobody said which rank this is, the others do not come, or the library is not there.
+    Groups persist: another trainer of this process gets the same one.  DistributedError if no
+    variable says which rank this is, the others do not connect, or the library is missing.
     """
     kind = "cuda" if device is not None and device.startswith("cuda") else "cpu"
     group = _joined.get(kind)
@@ -81,7 +88,7 @@ def connect(device: str | None) -> RankGroup:
 
 
 class GlooGroup(ConsensusCheck):
-    """Ranks on CPUs, over the sockets of Gloo, which comes with PyTorch."""
+    """Ranks on CPUs, which communicate over Gloo; it comes with PyTorch."""
 
     def __init__(self, place: RankInfo) -> None:
         super().__init__()
@@ -97,9 +104,9 @@ class GlooGroup(ConsensusCheck):
         if place.host in ("127.0.0.1", "localhost"):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if not dist.is_initialized():
-            # By address alone, torchrun would have nobody listen: it counts on its own store.
-            found = dist.TCPStore(place.host, self.watch.told, place.size, place.rank == 0)
-            dist.init_process_group("gloo", store=found, rank=place.rank, world_size=place.size)
+            # With an address alone no rank would listen under torchrun, which has its own store.
+            store = dist.TCPStore(place.host, self.watch.told, place.size, place.rank == 0)
+            dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size)
         self._dist = dist
 
     @property
@@ -111,22 +118,22 @@ class GlooGroup(ConsensusCheck):
 
     def add(self, arrays: Sequence[np.ndarray]) -> None:
         """See :class:`minidnn.graph.operators.ranks.Meeting`."""
-        for some in _buckets(arrays):
-            flat = np.concatenate([array.reshape(-1) for array in some])
+        for bucket in _buckets(arrays):
+            flat = np.concatenate([array.reshape(-1) for array in bucket])
             self._together(self._dist.all_reduce, flat)
-            _spread(flat, some)
+            _spread(flat, bucket)
 
     def take_over(self, store: Store, names: Sequence[str]) -> None:
         self.enter()
         with store.lock:
-            for arrays in _buckets([store[name] for name in names]):
-                flat = np.concatenate([array.reshape(-1) for array in arrays])
+            for bucket in _buckets([store[name] for name in names]):
+                flat = np.concatenate([array.reshape(-1) for array in bucket])
                 self._together(self._dist.broadcast, flat, 0)
-                _spread(flat, arrays)
+                _spread(flat, bucket)
 
     def sum_of(self, numbers: Sequence[float]) -> list[float]:
         self.enter()
-        # Without any number, too, all ranks wait.
+        # One number more, so that ranks wait for each other where there are none.
         flat = np.array([0.0, *numbers], np.float64)
         self._together(self._dist.all_reduce, flat)
         return [float(number) for number in flat[1:]]
@@ -137,25 +144,26 @@ class GlooGroup(ConsensusCheck):
         return f"Gloo of PyTorch {torch.__version__}"
 
     def _together(self, operation: Callable[..., object], flat: np.ndarray, *more: int) -> None:
+        """Runs a collective operation of Gloo in place on a flat array."""
         import torch
 
         try:
             operation(torch.from_numpy(flat), *more)
         except RuntimeError as error:
-            # A partner is gone, and why is on its way: the watch ends this process with it.
+            # A rank is gone, and its error is on the way: the watch ends this process with it.
             time.sleep(_SECONDS_TO_BE_TOLD)
             raise DistributedError(f"rank {self.place.rank} lost another one: {error}") from error
 
 
 def _free_port(host: str) -> int:
-    """A port for the library's own connections, which rank 0 tells the others."""
+    """A free port for Gloo's own connections, which rank 0 sends to the others."""
     with socket.create_server((host, 0)) as server:
         port: int = server.getsockname()[1]
     return port
 
 
 def _buckets(arrays: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """The arrays in their order, those of one dtype together, up to a number of bytes."""
+    """Groups arrays of one dtype, in their order, up to :data:`_BUCKET` bytes."""
     for dtype in dict.fromkeys(array.dtype for array in arrays):
         bucket: list[np.ndarray] = []
         size = 0
@@ -172,6 +180,7 @@ def _buckets(arrays: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
 
 
 def _spread(flat: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
+    """Copies a flat array back to the arrays that it is the concatenation of."""
     begin = 0
     for array in arrays:
         array[...] = flat[begin : begin + array.size].reshape(array.shape)
@@ -189,11 +198,11 @@ _NCCL_TYPES = {
 
 
 class NcclGroup(ConsensusCheck):
-    """Ranks that add up in their GPUs' memory.
+    """Ranks with a GPU each, which reduce in GPU memory over NCCL.
 
-    Every operation is on one stream, so that all ranks have them in the same order.  What programs
-    begin there becomes part of their captured graphs.  No rank waits for another on the host, so
-    that the watch can end a process whose GPU waits for ever.
+    Every collective is on one stream, so that all ranks have them in the same order.  Collectives
+    that programs begin there become part of their captured CUDA graphs.  No rank waits for another
+    on the host, so that the watch can end a process whose GPU waits for ever.
     """
 
     def __init__(self, place: RankInfo) -> None:
@@ -212,7 +221,9 @@ class NcclGroup(ConsensusCheck):
             )
         count = cupy.cuda.runtime.getDeviceCount()
         if count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:
-            place = replace(place, local_rank=0)  # Slurm and others show each process its own alone
+            place = replace(
+                place, local_rank=0
+            )  # Slurm and others show each process only its own GPU
         if place.local_rank >= count:
             raise DistributedError(
                 f"local rank {place.local_rank} has no GPU: there are {count}; valid is one "
@@ -233,7 +244,7 @@ class NcclGroup(ConsensusCheck):
                 raise DistributedError(
                     f"rank {place.rank}: NCCL {self._version} joins no {place.size} ranks: {error}"
                 ) from error
-        # Else the end of the process would wait for what this rank has begun.
+        # Else the exit of the process would wait for collectives that this rank has begun.
         self.watch.released = self._ranks.abort
 
     @property
@@ -249,11 +260,12 @@ class NcclGroup(ConsensusCheck):
         self.watch.enter()
 
     def begin(self, sums: Sequence[tuple[int, int, int, str]], ready: Any, done: Any) -> None:
-        """See :class:`minidnn.backends.cuda.rank_sums.DeviceMeeting`."""
+        """Starts all-reduces between two events: see
+        :class:`minidnn.backends.cuda.rank_sums.DeviceMeeting`."""
         ready.record(self._cupy.cuda.get_current_stream())
         self._stream.wait_event(ready)
         stream = self._stream.ptr
-        self._nccl.groupStart()  # they become one launch
+        self._nccl.groupStart()  # one launch for all
         try:
             for source, to, count, dtype in sums:
                 kind = getattr(self._nccl, _NCCL_TYPES[dtype])
@@ -266,11 +278,13 @@ class NcclGroup(ConsensusCheck):
         """See :class:`minidnn.graph.operators.ranks.Meeting`."""
         with self._device, self._stream:
             for array in arrays:
-                held = self._cupy.asarray(array)
+                device_array = self._cupy.asarray(array)
                 kind = getattr(self._nccl, _NCCL_TYPES[array.dtype.name])
-                at, stream = held.data.ptr, self._stream.ptr
-                self._ranks.allReduce(at, at, held.size, kind, self._nccl.NCCL_SUM, stream)
-                array[...] = held.get()
+                address, stream = device_array.data.ptr, self._stream.ptr
+                self._ranks.allReduce(
+                    address, address, device_array.size, kind, self._nccl.NCCL_SUM, stream
+                )
+                array[...] = device_array.get()
 
     def take_over(self, store: Store, names: Sequence[str]) -> None:
         self.enter()
@@ -279,18 +293,20 @@ class NcclGroup(ConsensusCheck):
         with store.lock, self._device, memory.turn(stream):
             self._nccl.groupStart()
             try:
-                for held in store.kept(names):
-                    kind = getattr(self._nccl, _NCCL_TYPES[held.dtype])
-                    count = int(np.prod(held.shape, dtype=np.int64))
-                    self._ranks.broadcast(held.address, held.address, count, kind, 0, stream)
+                for state in store.kept(names):
+                    kind = getattr(self._nccl, _NCCL_TYPES[state.dtype])
+                    count = int(np.prod(state.shape, dtype=np.int64))
+                    self._ranks.broadcast(state.address, state.address, count, kind, 0, stream)
             finally:
                 self._nccl.groupEnd()
 
     def sum_of(self, numbers: Sequence[float]) -> list[float]:
         self.enter()
-        found = np.array([0.0, *numbers], np.float64)  # without any, too, all ranks wait
-        self.add([found])
-        return [float(number) for number in found[1:]]
+        sums = np.array(
+            [0.0, *numbers], np.float64
+        )  # ranks wait for each other even without numbers
+        self.add([sums])
+        return [float(number) for number in sums[1:]]
 
     def describe(self) -> str:
         runtime = self._cupy.cuda.runtime

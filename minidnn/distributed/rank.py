@@ -1,13 +1,13 @@
-"""Which of several processes this one is, and how ranks make sure of each other.
+"""Which rank a process is, and how ranks check and watch each other.
 
-A rank is told by the variables of whatever started it.  Ranks compare what they run, so that these
-are the same programs, and watch each other: when one ends early, all end, within seconds and with
-its error.
+A rank reads its number from the environment variables of the program that started it.  Ranks
+compare the programs that they run, which must be the same, and watch each other: when one ends
+early, all end, within seconds and with its error.
 
-A collective operation whose partner is gone may wait for ever, in a library that cannot be
-interrupted.  So every rank holds a connection to rank 0, which nothing else uses, and a thread that
-waits for what comes over it.  Whoever ends well says so first.  An exception is told before the
-process ends; a process that was killed is known by its connection's end, and one that hangs, or
+A collective operation may wait for ever for a rank that is gone, in a library that cannot be
+interrupted.  So every rank has a connection to rank 0, which nothing else uses, and a thread that
+receives from it.  A rank that ends regularly says so first.  A rank that raises sends its exception
+before it ends; a killed process is detected by the end of its connection, and one that hangs, or
 that the network has lost, by its silence.
 """
 
@@ -33,10 +33,10 @@ from minidnn.errors import MiniDNNError
 
 
 class DistributedError(MiniDNNError, RuntimeError):
-    """Processes cannot train together: nobody said how many they are, or one of them is gone."""
+    """Processes cannot train together: their number is not known, or one of them is gone."""
 
 
-#: Behind the port that a launcher names, since torchrun itself listens on that.
+#: Added to a launcher's MASTER_PORT, on which torchrun itself listens.
 _BEHIND = 1
 _PORT = 29400
 _STARTERS = "torchrun, mpirun, srun (Slurm) and minidnn launch"
@@ -47,8 +47,9 @@ class RankInfo:
     """A process among those that train together.
 
     Attributes:
-        rank: from 0 to ``size`` - 1.
-        local_rank: among those of its machine; its GPU's number.
+        rank: its number, from 0 to ``size`` - 1.
+        size: the number of processes.
+        local_rank: its number among those of its machine, which is its GPU's.
         host, port: where rank 0 listens.
     """
 
@@ -59,7 +60,7 @@ class RankInfo:
     port: int
 
 
-#: What each starter calls rank, size and local rank; the first that is there counts.
+#: The variables for rank, size and local rank of each launcher; the first that is set counts.
 _NAMES = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -69,19 +70,19 @@ _NAMES = {
 
 
 def find_rank(environment: Mapping[str, str] = os.environ) -> RankInfo:
-    """The place that a starter gave this process.
+    """Returns the rank that a launcher gave this process in its environment.
 
-    DistributedError if there is none, or if its variables make no sense.
+    DistributedError if the variables are missing or make no sense.
     """
-    for starter, names in _NAMES.items():
+    for launcher, names in _NAMES.items():
         if names[0] in environment and names[1] in environment:
-            rank, size, local = (_number(environment, name, starter) for name in names)
+            rank, size, local = (_number(environment, name, launcher) for name in names)
             if not 0 <= rank < size:
                 raise DistributedError(
                     f"{names[0]}={rank} and {names[1]}={size}; valid are ranks from 0 to the size "
                     "less 1"
                 )
-            return RankInfo(rank, size, local, *_address(environment, starter, size))
+            return RankInfo(rank, size, local, *_address(environment, launcher, size))
     raise DistributedError(
         "distributed=True: no variable says which process this is and of how many; valid is to "
         f"start it by {_STARTERS}"
@@ -98,6 +99,7 @@ def _number(environment: Mapping[str, str], name: str, starter: str) -> int:
 
 
 def _address(environment: Mapping[str, str], starter: str, size: int) -> tuple[str, int]:
+    """The host and port at which rank 0 listens."""
     port = _PORT
     if "MASTER_PORT" in environment:
         port = _number(environment, "MASTER_PORT", starter) + _BEHIND
@@ -118,14 +120,14 @@ def _address(environment: Mapping[str, str], starter: str, size: int) -> tuple[s
 
 def _first_node(nodes: str) -> str:
     """``gpu[07-09,12],login`` -> ``gpu07``."""
-    found = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?", nodes)
-    if found is None:
+    match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?", nodes)
+    if match is None:
         raise DistributedError(f"SLURM_STEP_NODELIST={nodes!r}; valid is a list of hosts")
-    return found[1] + (found[2] or "")
+    return match[1] + (match[2] or "")
 
 
 class ConsensusCheck:
-    """Texts about which ranks were asked already."""
+    """Compares texts over all ranks, each text once: a base class of process groups."""
 
     place: RankInfo
 
@@ -142,7 +144,7 @@ class ConsensusCheck:
             return
         digest = hashlib.sha256(text.encode()).digest()
         parts = [int.from_bytes(digest[i : i + 3]) for i in range(0, 30, 3)]
-        # A rank that says what is the mean of all may be wrong; then another one sees it.
+        # A rank whose number is the mean of all may pass wrongly; then another rank fails.
         if self.sum_of(parts) != [self.place.size * part for part in parts]:
             raise DistributedError(
                 f"rank {self.place.rank} trains by another program than the others; valid are the "
@@ -155,7 +157,7 @@ class ConsensusCheck:
 _CONNECT_SECONDS = 120.0
 _MOST_TEXT = 2000
 
-#: Each rank lets hear of itself so often, and is lost when nothing was heard of it for so long.
+#: The interval at which a rank sends a sign of life, and the silence after which it is lost.
 ALIVE_SECONDS = 2.0
 SILENT_SECONDS = 20.0
 
@@ -168,26 +170,26 @@ _LEFT = (
 
 
 class _Line:
-    """A connection over which JSON goes, an object a line."""
+    """A socket connection that carries JSON, one object on each line."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._file = connection.makefile("rb")
-        #: Why there is nothing more to receive.
+        #: Why :meth:`receive` returned None.
         self.ended = _KILLED
         self._lock = threading.Lock()
 
     def send(self, message: dict[str, Any]) -> None:
-        """OSError if the other side is gone."""
+        """Sends a message; OSError if the other side is gone."""
         with self._lock:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None if the other side is gone, or silent for too long."""
+        """Returns the next message; None if the other side is gone, or silent for too long."""
         try:
             line = self._file.readline()
-            found = json.loads(line) if line.endswith(b"\n") else None
+            message = json.loads(line) if line.endswith(b"\n") else None
         except TimeoutError:
             self.ended = (
                 f"nothing was heard of it for {SILENT_SECONDS:g} s: it hangs, or the network does"
@@ -195,10 +197,10 @@ class _Line:
             return None
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return message if isinstance(message, dict) else None
 
     def listen(self) -> None:
-        """From now on silence is an end; and sending waits no longer for one that reads nothing."""
+        """Sets the timeout: from now on silence is an end, and sending does not block for ever."""
         self._connection.settimeout(SILENT_SECONDS)
 
     def close(self) -> None:
@@ -210,11 +212,11 @@ class RankWatch:
     """Connects all ranks, and ends this process when one of them ends early.
 
     Args:
-        place: of this process.
-        shared: what rank 0 tells all others, as JSON has it.
+        place: the rank of this process.
+        shared: a JSON value that rank 0 sends to all others.
 
     Attributes:
-        told: what rank 0 told.
+        told: the value that rank 0 sent.
 
     Raises:
         DistributedError: the ranks did not find each other within two minutes.
@@ -222,11 +224,11 @@ class RankWatch:
 
     def __init__(self, place: RankInfo, shared: Any = None) -> None:
         self.place = place
-        #: Called before this process ends by an error of its own: what would wait for others.
+        #: Called before this process ends by its own error: aborts operations that wait for others.
         self.released: Callable[[], object] = lambda: None
         self._leaving = threading.Event()
         self._lines: dict[int, _Line] = {}
-        #: How often all ranks were needed, and of ranks that have left how often until then.
+        #: The number of calls of :meth:`enter`; and for each rank that has left, its number then.
         self._entered = 0
         self._left: dict[int, int] = {}
         self._counting = threading.Lock()
@@ -245,7 +247,7 @@ class RankWatch:
         atexit.register(self.leave)
 
     def enter(self) -> None:
-        """Something begins for which all ranks are needed; DistributedError if one has left."""
+        """Begins work that needs all ranks; DistributedError if one has left."""
         with self._counting:
             self._entered += 1
             gone = self._gone()
@@ -253,11 +255,11 @@ class RankWatch:
             raise DistributedError(_LEFT.format(rank=gone))
 
     def _gone(self) -> int | None:
-        """A rank that has left before what this one has begun."""
+        """A rank that has left before the work that this one has begun; None if there is none."""
         return next((rank for rank, count in self._left.items() if count < self._entered), None)
 
     def leave(self) -> None:
-        """Tells the others that this rank ends well."""
+        """Tells the others that this rank ends regularly."""
         if not self._leaving.is_set():
             self._leaving.set()
             self._tell({"ends": self.place.rank, "entered": self._entered})
@@ -268,6 +270,7 @@ class RankWatch:
         self._tell({"failed": text[-_MOST_TEXT:], "rank": self.place.rank})
 
     def _listen(self, shared: Any) -> None:
+        """Accepts the connections of all other ranks, in rank 0."""
         place = self.place
         deadline = time.monotonic() + _CONNECT_SECONDS
         try:
@@ -293,7 +296,7 @@ class RankWatch:
                 hello = line.receive() or {}
                 rank = hello.get("rank")
                 if hello.get("size") != place.size or not self._is_missing(rank):
-                    line.close()  # somebody else's
+                    line.close()  # not a rank of this training
                     continue
                 self._lines[rank] = line
         for line in self._lines.values():
@@ -304,6 +307,7 @@ class RankWatch:
         return type(rank) is int and 0 < rank < self.place.size and rank not in self._lines
 
     def _connect(self) -> None:
+        """Connects to rank 0, in another rank."""
         place = self.place
         deadline = time.monotonic() + _CONNECT_SECONDS
         while True:
@@ -330,6 +334,7 @@ class RankWatch:
         self._lines[0] = line
 
     def _wait(self, rank: int, line: _Line) -> None:
+        """Receives from a rank, in a thread, until it leaves or fails."""
         while (message := line.receive()) is not None and "failed" not in message:
             if "ends" in message and self._has_left(message, rank):
                 return
@@ -340,7 +345,7 @@ class RankWatch:
         self._fail(message)
 
     def _has_left(self, message: dict[str, Any], rank: int) -> bool:
-        """Notes that a rank ends well; whether it is the one at the other end of the line."""
+        """Notes that a rank has left.  Returns whether it is the one at the line's other end."""
         other = int(message["ends"])
         with self._counting:
             self._left[other] = int(message["entered"])
@@ -349,23 +354,26 @@ class RankWatch:
             return other == rank
         if self.place.rank == 0:
             self._tell(message, but=other)
-        if gone is not None:  # it waits for that rank already
+        if gone is not None:  # this rank waits for that one already
             self._fail({"rank": self.place.rank, "failed": _LEFT.format(rank=gone)})
         return other == rank
 
     def _breathe(self) -> None:
+        """Sends signs of life, in a thread."""
         while not self._leaving.wait(ALIVE_SECONDS):
             self._tell({"alive": True})
 
     def _fail(self, message: dict[str, Any]) -> None:
+        """Passes a failure on, and ends this process."""
         self._leaving.set()
-        self._tell(message)  # by rank 0 to all others
+        self._tell(message)  # rank 0 reaches all others
         self._end(message)
 
     def _tell(self, message: dict[str, Any], but: int | None = None) -> None:
+        """Sends a message over all connections but one."""
         for rank, line in self._lines.items():
             if rank != but:
-                with suppress(OSError):  # it is gone, which is known or soon will be
+                with suppress(OSError):  # that rank is gone, which is noticed elsewhere
                     line.send(message)
 
     def _end(self, message: dict[str, Any]) -> None:
@@ -380,7 +388,7 @@ class RankWatch:
     def _raised(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """Told before anything is printed: others may wait for this rank."""
+        """The exception hook: tells the others first, since they may wait for this rank."""
         self.fail("".join(traceback.format_exception_only(kind, error)).strip())
         self._hook(kind, error, trace)
         with suppress(Exception):

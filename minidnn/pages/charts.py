@@ -1,4 +1,4 @@
-"""Charts: bars, strips, and points on two axes, in colours of the page; all SVG is written here."""
+"""Charts as HTML and SVG: bars, strips, and points on two axes, in the colours of the page."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from zlib import crc32
 from .page import explained
 
 PALETTE = ("#2b7bba", "#d55e00", "#1b9e77", "#a6599b", "#8c6d1f", "#6b7787")
-"""Colours that are told apart on light and dark paper, also by who sees less of them."""
+"""Colours that are distinct on light and dark pages, also with colour blindness."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar with what is told on it.
+    """A bar of a bar chart, with its label and the text beside it (``told``).
 
-    ``parts``: what the value is the sum of, in the order of the chart's parts; empty for no parts.
+    ``parts``: the summands of the value, in the order of the chart's parts; empty for no parts.
     """
 
     label: str
@@ -31,8 +31,8 @@ class Bar:
 def bars(
     rows: Sequence[Bar], marks: Mapping[str, float] | None = None, parts: Sequence[str] = ()
 ) -> str:
-    """Bars from 0 on, each with the same lines at ``marks``, which are named below; ``parts``: the
-    names of what bars are divided into."""
+    """Horizontal bars from 0 on, with vertical lines at ``marks``, which are named below.
+    ``parts``: the names of the parts that bars are divided into."""
     marks = {name: value for name, value in (marks or {}).items() if isfinite(value)}
     most = max([bar.value for bar in rows] + list(marks.values()), default=0.0) or 1.0
     lines = "".join(
@@ -67,7 +67,7 @@ def bars(
 
 
 def strip(pieces: Sequence[tuple[str, float, str]]) -> str:
-    """One bar from left to right, each piece as wide as its number: kind, number, what is told."""
+    """One bar divided into pieces, each a kind, a number (its width) and its text on hover."""
     kinds = list(dict.fromkeys(kind for kind, _, _ in pieces))
     shades = {kind: color(number, len(kinds)) for number, kind in enumerate(kinds)}
     told = "".join(
@@ -79,9 +79,9 @@ def strip(pieces: Sequence[tuple[str, float, str]]) -> str:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point; ``x`` is a number, or the name of a place on an axis of names.
+    """A point; ``x`` is a number, or a category of an axis of names; ``told`` shows on hover.
 
-    ``hollow``: a ring, for the second of two figures in one chart.
+    ``hollow``: drawn as a ring, for the second of two quantities in one chart.
     """
 
     x: float | str
@@ -92,7 +92,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis: what it is, and whether it is logarithmic."""
+    """An axis: its label, and whether it is logarithmic."""
 
     label: str
     log: bool = False
@@ -103,12 +103,12 @@ class Chart:
     """Points of several series on two axes.
 
     Attributes:
-        title: what is drawn.
+        title: the chart's title.
         see: a sentence about what to look for.
-        series: the points by the name of what they are of.
+        series: the points of each series, by its name.
         x, y: the axes.
         lines: lines over the points, by name.
-        joined: whether a line goes through each series.
+        joined: whether a line connects the points of each series.
     """
 
     title: str
@@ -122,7 +122,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class _Frame:
-    """The size of a picture, and the room around its axes."""
+    """The size of a picture, and the margins around its axes, in SVG units."""
 
     width: int
     height: int
@@ -131,7 +131,7 @@ class _Frame:
     top: int
     bottom: int
     named: bool = True
-    """Whether the axes' names stand in the picture."""
+    """Whether the picture has the axes' labels."""
 
     @property
     def end(self) -> int:
@@ -146,14 +146,14 @@ _SHEET_FRAME = _Frame(420, 260, 58, 12, 10, 42)
 _WHOLE = _Frame(380, 240, 58, 12, 10, 42)
 _PANEL = _Frame(190, 132, 36, 8, 8, 22, named=False)
 _EACH = 3
-"""Series that one picture of a page has: their colours are told apart at a glance."""
+"""The most series in one picture of a page, so that their colours are distinct at a glance."""
 _LEGEND = 15
 _LETTER = 6.4
-"""The width of a letter, on the large side."""
+"""An upper estimate of a letter's width."""
 
 
 class _Places:
-    """Where numbers, or names, lie between two ends of the picture."""
+    """A scale: maps numbers, or names, to coordinates between two ends of the picture."""
 
     def __init__(self, values: Sequence[float | str], log: bool, begin: float, end: float) -> None:
         self._begin, self._end, self._log = begin, end, log
@@ -175,14 +175,15 @@ class _Places:
         return self._begin + (self._end - self._begin) * part
 
     def ticks(self) -> list[tuple[float | str, str]]:
+        """The values of tick marks, and their labels."""
         if self.names:
             return [(name, name) for name in self.names]
         if self._log:
             powers = range(floor(self._low), ceil(self._high) + 1)
             digits = (1, 2, 5) if self._high - self._low < 2 else (1,)
-            found = [digit * 10.0**power for power in powers for digit in digits]
-            shown = [v for v in found if self._low <= log10(v) <= self._high]
-            # Between two numbers that are close there may be none of these.
+            candidates = [digit * 10.0**power for power in powers for digit in digits]
+            shown = [v for v in candidates if self._low <= log10(v) <= self._high]
+            # A narrow range may contain none of these.
             ends = [10.0**self._low, 10.0**self._high]
             return [(v, _number(v)) for v in shown or ends]
         raw = (self._high - self._low) / (5 if abs(self._end - self._begin) > 150 else 3)
@@ -193,7 +194,7 @@ class _Places:
 
 
 def _number(value: float) -> str:
-    """A number in at most six letters."""
+    """A number in at most six characters."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"
@@ -201,17 +202,17 @@ def _number(value: float) -> str:
 
 
 def color(number: int, count: int) -> str:
-    """One of so many colours, which are told apart on light and on dark paper."""
+    """The colour of a number of ``count``, distinct from the others on light and dark pages."""
     if count <= len(PALETTE):
         return PALETTE[number]
     return f"hsl({round(360 * number / count)} 65% {(48, 58)[number % 2]}%)"
 
 
 def chart_figure(chart: Chart) -> str:
-    """A chart as a figure of a page.
+    """Returns a chart as a figure of a page.
 
-    Many series become small multiples: a picture for each few of them, all on the same axes, with
-    the others in grey behind.
+    Many series become small multiples: one picture for each few of them, all on the same axes, with
+    the other series in grey behind.
     """
     names = list(chart.series)
     groups = [names[first : first + _EACH] for first in range(0, len(names), _EACH)]
@@ -253,7 +254,7 @@ def chart_figure(chart: Chart) -> str:
 
 
 def chart_picture(chart: Chart) -> str:
-    """A chart as one picture with its legend, where there is no page."""
+    """Returns a chart as one SVG picture with its legend, for use without a page."""
     frame = _SHEET_FRAME
     across, down = _places(chart, frame)
     rows = -(-len(chart.series) // 3)
@@ -278,10 +279,11 @@ def _legend(shades: Mapping[str, str], lines: Iterable[str] = ()) -> str:
 
 
 def _places(chart: Chart, frame: _Frame) -> tuple[_Places, _Places]:
-    dots = [dot for found in chart.series.values() for dot in found]
-    over = [place for line in chart.lines.values() for place in line]
-    xs = [dot.x for dot in dots] + [place[0] for place in over]
-    ys = [dot.y for dot in dots] + [place[1] for place in over]
+    """The scales of both axes: across and down."""
+    dots = [dot for series in chart.series.values() for dot in series]
+    line_points = [place for line in chart.lines.values() for place in line]
+    xs = [dot.x for dot in dots] + [place[0] for place in line_points]
+    ys = [dot.y for dot in dots] + [place[1] for place in line_points]
     return (
         _Places(xs, chart.x.log, frame.left, frame.end),
         _Places(ys, chart.y.log, frame.base, frame.top),
@@ -295,19 +297,21 @@ def _lines(chart: Chart, across: _Places, down: _Places) -> Iterator[str]:
 
 
 def _dots(chart: Chart, name: str, shade: str, across: _Places, down: _Places) -> Iterator[str]:
+    """The points of a series, and the line through them."""
     for hollow in (False, True):
-        found = [dot for dot in chart.series[name] if dot.hollow == hollow]
-        if chart.joined and len(found) > 1:
-            path = "L".join(f"{across(dot.x):.1f} {down(dot.y):.1f}" for dot in found)
+        points = [dot for dot in chart.series[name] if dot.hollow == hollow]
+        if chart.joined and len(points) > 1:
+            path = "L".join(f"{across(dot.x):.1f} {down(dot.y):.1f}" for dot in points)
             yield f'<path d="M{path}" fill="none" stroke="{shade}"/>'
         ink = f'fill="none" stroke="{shade}"' if hollow else f'fill="{shade}"'
-        for dot in found:
+        for dot in points:
             told = escape(f"{name} {dot.told}".strip())
             place = f'cx="{across(dot.x):.1f}" cy="{down(dot.y):.1f}" r="3"'
             yield f"<circle {place} {ink}><title>{told}</title></circle>"
 
 
 def _axes(frame: _Frame, across: _Places, down: _Places, x: Scale, y: Scale) -> Iterator[str]:
+    """The axes with their tick marks and labels."""
     above = float("inf")
     for value, told in down.ticks():
         at = down(value)
@@ -336,7 +340,7 @@ def _axes(frame: _Frame, across: _Places, down: _Places, x: Scale, y: Scale) -> 
 
 
 def bar_picture(rows: Sequence[Bar], marks: Mapping[str, float]) -> str:
-    """Bars as a picture of its own, where there is no page to lay them out."""
+    """Returns bars as one SVG picture, for use without a page."""
     most = max([bar.value for bar in rows] + list(marks.values()), default=0.0) or 1.0
     left, step = 90, 18
     right, base = _SHEET_FRAME.end, _SHEET_FRAME.top + step * len(rows)
@@ -362,7 +366,7 @@ def bar_picture(rows: Sequence[Bar], marks: Mapping[str, float]) -> str:
 
 
 def sheet(title: str, parts: Sequence[tuple[str, Sequence[tuple[str, str]]]], across: int) -> str:
-    """Pictures with their titles, in rows under the head of each part, as one picture."""
+    """Returns pictures with titles, in rows under the head of each part, as one SVG picture."""
     text, top = [], _SHEET_FRAME.top + 24
     for head, pictures in parts:
         text.append(f'<text x="{_GAP}" y="{top + 14}" font-size="13">{escape(head)}</text>')
@@ -375,7 +379,7 @@ def sheet(title: str, parts: Sequence[tuple[str, Sequence[tuple[str, str]]]], ac
                 heights.append(int(picture.split('"')[1].split()[3]))
                 told = escape(shorten(name, _LONGEST, placeholder=" ..."))
                 text.append(f'<text x="{x}" y="{top + 12}" font-weight="600">{told}</text>')
-                # A picture in a picture is clipped, which takes seconds to draw as PNG.
+                # Nested svg elements would be clipped, which takes seconds to draw as PNG.
                 inside = picture.partition(">")[2].removesuffix("</svg>")
                 text.append(f'<g transform="translate({x} {top + 18})">{inside}</g>')
             top += max(heights) + 40
@@ -400,7 +404,7 @@ _SHEET = (
 
 
 def figure(title: str, picture: str, see: str, broad: bool = False) -> str:
-    """A picture under its title and what to see in it; ``broad``: as wide as the page."""
+    """A figure: a title, a sentence about it, and a picture; ``broad``: as wide as the page."""
     mark = ' class="broad"' if broad else ""
     caption = f"<b>{escape(title)}</b> {explained(see)}"
     return f"<figure{mark}><figcaption>{caption}</figcaption>{picture}</figure>"

@@ -1,4 +1,4 @@
-"""The frame of a page, and its parts.  A page asks for nothing: no script, no font, no network."""
+"""HTML pages and their elements.  A page is self-contained: no script, font or network access."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ GLOSSARY = {
     "warp": "32 threads of a GPU that do the same at the same time",
     "wave": "the blocks that a GPU runs at the same time",
 }
-"""What terms mean, in the singular."""
+"""Definitions of terms, in the singular."""
 
 _TERM = re.compile(rf"\b({'|'.join(sorted(GLOSSARY, key=len, reverse=True))})s?\b", re.IGNORECASE)
 _BY_WORD = {term.lower(): term for term in GLOSSARY}
@@ -103,7 +103,7 @@ _MARKED = re.compile(r'<abbr title="[^"]*">([^<]*)</abbr>')
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """A whole document, with a list of the terms that its parts explain on hover."""
+    """Returns a whole document, with a list of the terms that its parts explain on hover."""
     parts = list(parts)
     if terms := terms_of("".join(parts)):
         told = (f"<dt>{escape(term)}</dt><dd>{escape(terms[term])}</dd>" for term in terms)
@@ -131,29 +131,30 @@ def save_page(path: str | os.PathLike[str], text: str) -> None:
 
 
 def paragraph(text: str, kind: str = "") -> str:
+    """A paragraph, of a CSS class if ``kind`` names one."""
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
 def guide(title: str, texts: Iterable[str], explains: bool = True) -> str:
-    """What a reader needs first: a box of paragraphs, in which terms may be explained."""
+    """A box of paragraphs for what a reader needs first; terms are explained if ``explains``."""
     make = explained if explains else escape
     told = "\n".join(f"<p>{make(text)}</p>" for text in texts)
     return f'<section class="guide"><h2>{escape(title)}</h2>{told}</section>'
 
 
 def lead(text: str) -> str:
-    """What a part begins with: a soft paragraph in which terms are explained."""
+    """The first paragraph of a part, in a soft colour; terms are explained."""
     return f'<p class="soft">{explained(text)}</p>'
 
 
 def heading(text: str) -> str:
-    """The heading of a part, in which terms are explained."""
+    """The heading of a part; terms are explained."""
     return f"<h2>{explained(text)}</h2>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[str] = ()) -> str:
-    """A table that scrolls by itself on a narrow screen; columns named in ``text`` are prose, and
-    terms in its head are explained."""
+    """A table, which scrolls on a narrow screen.  Columns that ``text`` names are prose; terms in
+    the head are explained."""
 
     def cells(kind: str, row: Sequence[str]) -> str:
         found = []
@@ -168,18 +169,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[str
 
 
 def details(summary: str, parts: Iterable[str], is_open: bool = False) -> str:
-    """Parts that are shown when one asks for them."""
+    """Parts that are folded under a summary until they are opened."""
     mark = " open" if is_open else ""
     head = f"<details{mark}><summary>{escape(summary)}</summary>"
     return "\n".join([head, *parts, "</details>"])
 
 
 def code(text: str) -> str:
+    """Preformatted text."""
     return f"<pre>{escape(text.rstrip())}</pre>"
 
 
 def difference(lines: Iterable[str]) -> str:
-    """A unified difference."""
+    """The lines of a unified diff, in colours."""
     kinds = {"+": "add", "-": "cut"}
     told = [
         f'<span class="{kinds[line[:1]]}">{escape(line)}</span>'
@@ -191,7 +193,7 @@ def difference(lines: Iterable[str]) -> str:
 
 
 def explained(text: str) -> str:
-    """Text as HTML, in which the first use of each term says on hover what it means."""
+    """Text as HTML, in which the first use of each term shows its definition on hover."""
     seen: set[str] = set()
 
     def mark(found: re.Match[str]) -> str:
@@ -205,6 +207,6 @@ def explained(text: str) -> str:
 
 
 def terms_of(html: str) -> dict[str, str]:
-    """The terms that :func:`explained` marked in a page, in the order of the alphabet."""
+    """The terms that :func:`explained` marked in a page, with definitions, sorted by term."""
     used = {match[1].lower() for word in _MARKED.findall(html) if (match := _TERM.match(word))}
     return {_BY_WORD[word]: GLOSSARY[_BY_WORD[word]] for word in sorted(used)}

@@ -1,8 +1,8 @@
-"""doctor: what minidnn finds on this machine.
+"""doctor: checks of this machine: devices, compilers, libraries, versions and the cache.
 
-Every check stands alone: whatever goes wrong in one becomes its finding.  What could take the
-process with it, or is slow to import (CuPy, cuDNN, NVRTC), is asked in a process of its own, and
-only where a first look says that it is there.
+Checks are independent: an exception in one becomes its finding.  Libraries that might crash the
+process or are slow to import (CuPy, cuDNN, NVRTC) are probed in a process of their own, CuPy only
+where it is installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minidnn.errors import DeviceError
 
 __all__ = ["BROKEN", "FOUND", "MISSING", "Finding", "examine", "report"]
 
-#: It is there and works; it is not there, which is allowed; it is there or needed, and fails.
+#: States: present and working; absent, which is allowed; present or needed, but failing.
 FOUND, MISSING, BROKEN = "found", "missing", "broken"
 
 PROBE_SECONDS = 60.0
@@ -47,7 +47,7 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: about what, in which state, what was found, what to do."""
+    """One line of the report: its subject, its state, the finding as text, and advice or ""."""
 
     subject: str
     state: str
@@ -56,12 +56,12 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Everything that was found.  Never fails: a check that does is a broken finding."""
+    """Runs all checks and returns their findings.  A check that raises becomes a broken finding."""
     return [finding for subject, check in CHECKS for finding in _guarded(subject, check)]
 
 
 def report(findings: list[Finding]) -> str:
-    """The findings as text, advice below what it is about."""
+    """Formats findings as text, each with its advice below it."""
     marks = {FOUND: "ok", MISSING: "--", BROKEN: "!!"}
     width = max(len(finding.subject) for finding in findings)
     lines = []
@@ -84,6 +84,7 @@ def _guarded(subject: str, check: Callable[[], list[Finding]]) -> list[Finding]:
 
 
 def _one(subject: str, state: str, found: str, advice: str = "") -> list[Finding]:
+    """A list of one finding."""
     return [Finding(subject, state, found, advice)]
 
 
@@ -119,6 +120,7 @@ def _processor() -> list[Finding]:
 
 
 def _toolchain() -> list[Finding]:
+    """Checks ISPC and the C compiler."""
     from minidnn.backends.cpu.compilers import toolchain
 
     findings = []
@@ -142,7 +144,7 @@ def _toolchain() -> list[Finding]:
 
 
 def _gpu() -> list[Finding]:
-    """The driver and its GPUs, asked through the driver's own library."""
+    """Checks the driver and its GPUs through the driver's own library."""
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         driver = ctypes.CDLL(name)
@@ -212,7 +214,7 @@ def _cudnn() -> list[Finding]:
 
 
 def _nvrtc() -> list[Finding]:
-    """The compiler of CUDA kernels, which must compile one."""
+    """Checks NVRTC, the compiler of CUDA kernels, by compiling one."""
     from minidnn.backends.cuda.nvrtc import ENVIRONMENT
 
     code = (
@@ -227,7 +229,8 @@ def _nvrtc() -> list[Finding]:
 
 
 def _library(title: str, code: str, variable: str, advice: str = "") -> list[Finding]:
-    """A library by a line of Python that loads it; it is missing unless a variable says where."""
+    """Checks a library by a line of Python that loads it.  If that fails, it is broken where an
+    environment variable names it, else missing."""
     found, problem = _ask(code)
     if not problem:
         return _one(title, FOUND, found)
@@ -236,11 +239,12 @@ def _library(title: str, code: str, variable: str, advice: str = "") -> list[Fin
 
 
 def _ask(code: str) -> tuple[str, str]:
-    """What a line of Python prints as JSON in a process of its own, or what went wrong there."""
-    here = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    """Runs a line of Python in a process of its own; returns the JSON text that it prints, and the
+    problem, either of them ""."""
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
@@ -251,15 +255,15 @@ def _ask(code: str) -> tuple[str, str]:
         )
     except subprocess.TimeoutExpired:
         return "", f"it hangs (for {PROBE_SECONDS:.0f} s)"
-    if done.returncode < 0:
-        return "", f"it crashes (signal {-done.returncode})"
-    if done.returncode:
-        return "", _last_error(done.stderr)
-    return str(json.loads(done.stdout.splitlines()[-1])), ""
+    if process.returncode < 0:
+        return "", f"it crashes (signal {-process.returncode})"
+    if process.returncode:
+        return "", _last_error(process.stderr)
+    return str(json.loads(process.stdout.splitlines()[-1])), ""
 
 
 def _last_error(text: str) -> str:
-    """The message of the last exception in what Python printed."""
+    """The message of the last exception in Python's error output."""
     lines = text.rstrip().splitlines()
     starts = [i for i, line in enumerate(lines) if line[:1].isalpha() and ": " in line]
     message = "\n".join(lines[starts[-1] :] if starts else lines[-1:])
@@ -267,7 +271,7 @@ def _last_error(text: str) -> str:
 
 
 def _package(subject: str, module: str, names: tuple[str, ...], advice: str) -> list[Finding]:
-    """A Python package that is only looked up, not imported."""
+    """Checks a Python package by its metadata, without importing it."""
     spec = importlib.util.find_spec(module)
     if spec is None:
         return _one(subject, MISSING, "not installed", advice)
@@ -313,27 +317,28 @@ def _onnx() -> list[Finding]:
 
 
 def _supported() -> list[Finding]:
-    """Each package that minidnn needs or can use: which version is here, which are supported, and
-    with which of them tests run."""
-    lines, outside = [], []
+    """Lists the packages that minidnn needs or can use: the installed version, the supported range,
+    and the versions that tests run with."""
+    lines, unsupported = [], []
     for each in (PYTHON, *SUPPORTED):
-        here = platform.python_version() if each is PYTHON else _versions(each.name)
+        installed = platform.python_version() if each is PYTHON else _versions(each.name)
         extra = f"minidnn[{each.extra}]" if each.extra else "minidnn"
-        shown = here or f"not installed (of {extra})"
-        if here and not each.takes(here):
-            shown += ", which is not supported"
-            outside.append(f"{each.name} {here}")
-        lines.append(f"{each.name} {shown}: {each.range}; tested with {each.tested()}")
-    advice = "not supported, as no test runs with them: " + ", ".join(outside)
-    state = MISSING if outside else FOUND
-    return _one("versions", state, "\n".join(lines), advice if outside else "")
+        text = installed or f"not installed (of {extra})"
+        if installed and not each.takes(installed):
+            text += ", which is not supported"
+            unsupported.append(f"{each.name} {installed}")
+        lines.append(f"{each.name} {text}: {each.range}; tested with {each.tested()}")
+    advice = "not supported, as no test runs with them: " + ", ".join(unsupported)
+    state = MISSING if unsupported else FOUND
+    return _one("versions", state, "\n".join(lines), advice if unsupported else "")
 
 
 def _cache() -> list[Finding]:
+    """Checks that the cache's folder can be used, and the space that is left."""
     from minidnn import cache
 
     root = cache.root()
-    above = next((path for path in (root, *root.parents) if path.exists()), root)
+    existing = next((path for path in (root, *root.parents) if path.exists()), root)
     try:
         with (
             cache.open_folder(root, create=True),
@@ -347,13 +352,14 @@ def _cache() -> list[Finding]:
         text = f"{root} cannot be written: {error}"
         return _one("cache", BROKEN, text, "set MINIDNN_CACHE to a folder that can be written")
     size = sum(use.size + use.unfinished for use in cache.usage().values())
-    free = shutil.disk_usage(above).free
+    free = shutil.disk_usage(existing).free
     text = f"{root}, {size / 1e6:.1f} MB used, {free / 1e9:.1f} GB free"
     advice = "there is little space left: 'minidnn cache clear'" if free < _SMALL_SPACE else ""
     return _one("cache", FOUND, text, advice)
 
 
 def _device() -> list[Finding]:
+    """Finds the default device, and why better ones are not used."""
     from minidnn.backends.backend import default_device
 
     try:
@@ -367,7 +373,7 @@ def _device() -> list[Finding]:
 
 
 def _third_parties() -> list[Finding]:
-    """What others have added, each made in a process of its own: it may do anything."""
+    """Checks third parties' backends and front ends, each in a process of its own."""
     from minidnn.third_parties import BACKENDS, FRONTENDS, described, entries
 
     findings = []
@@ -391,8 +397,8 @@ def _third_parties() -> list[Finding]:
 
 
 def _environment() -> list[Finding]:
-    found = [f"{name}={os.environ[name]}" for name in _VARIABLES if os.environ.get(name)]
-    return _one("environment", FOUND, "\n".join(found)) if found else []
+    settings = [f"{name}={os.environ[name]}" for name in _VARIABLES if os.environ.get(name)]
+    return _one("environment", FOUND, "\n".join(settings)) if settings else []
 
 
 CHECKS: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (

@@ -1,7 +1,7 @@
-"""explain and profile: a plan as a table of its regions, predicted or measured.
+"""explain and profile: a plan as a table of its regions, with predicted or measured times.
 
-explain says why the precision was chosen, and profile what each region takes beside what the
-machine could do.
+``explain`` also says why an automatic precision was chosen; ``profile`` compares the time of each
+region with the machine's roofline.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def explain(
     measured: str | None = None,
     chosen: AutomaticPrecision | None = None,
 ) -> str:
-    """What each region computes, from which layers, and what it is predicted to cost.
+    """Describes what each region computes, from which layers, and its predicted cost.
 
-    ``measured``: a table of what regions did cost, to be shown instead of predictions.
-    ``chosen``: why it is that precision, with ``precision="auto"``.
+    ``measured``: a table of measured times, which is shown instead of predictions.
+    ``chosen``: the choice of the precision, with ``precision="auto"``.
     """
     lines = [title(plan, device, precision)]
     lines += [] if chosen is None else str(chosen).splitlines()
@@ -52,16 +52,19 @@ def explain(
     return "\n".join(lines)
 
 
-#: What stands behind shapes where values are of several dtypes that stand for numbers.
+#: Abbreviations of dtypes, shown after shapes where a graph has several of them.
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 _SHORT |= {"int8": "i8", "uint8": "u8"}
 
 
 def title(plan: Plan, device: str, precision: str) -> str:
+    """The headline of a table: the graph, its device and precision, and the target of the cost
+    model."""
     return f"{plan.graph.name} on {device} in {precision}, priced for {plan.target.device.name}"
 
 
 def _predicted(plan: Plan) -> list[str]:
+    """The lines of the table with predicted times."""
     lines = [
         f"{'region':<28} {'kind':<12} {'output':<20} {'Mop':>9} {'MB':>7} {'us':>8}  layers",
     ]
@@ -88,7 +91,7 @@ def _predicted(plan: Plan) -> list[str]:
 
 
 def kind_of(plan: Plan, node: Node) -> str:
-    """What a node of an optimized graph is: the kind of region, or why it takes no kernel."""
+    """The kind of a node of an optimized graph: its kind of region, or why it takes no kernel."""
     if _is_free(plan, node):
         return "view" if plan.annotations.is_view(node) else "in place"
     if node.op.name == "Concat":
@@ -102,14 +105,16 @@ def kind_of(plan: Plan, node: Node) -> str:
 
 
 def _is_free(plan: Plan, node: Node) -> bool:
-    """Whether a node takes no kernel: a view, or a join of what was written in place."""
+    """Whether a node takes no kernel: a view, or a concatenation whose operands were written in
+    place."""
     annotations = plan.annotations
     joins = node.op.name == "Concat" and not any(True for _ in annotations.copied(node))
     return joins or annotations.is_view(node)
 
 
 def work(node: Node) -> tuple[int, int]:
-    """Scalar operations of a node, and bytes that it reads and writes once, weights included."""
+    """The scalar operations of a node, and the bytes that it reads and writes, each counted once,
+    weights included."""
     cost = node.op.cost(
         tuple(value.type for value in node.inputs), tuple(value.type for value in node.outputs)
     )
@@ -118,19 +123,19 @@ def work(node: Node) -> tuple[int, int]:
 
 
 def weight_bytes(node: Node) -> int:
-    """Bytes of the weights that a node reads, as part of those of :func:`work`."""
+    """The bytes of the weights that a node reads, which :func:`work` includes."""
     if isinstance(node.op, Region):
         return node.op.constant_bytes
     return sum(value.type.bytes for value in node.inputs if isinstance(value, Constant))
 
 
 def _precision(node: Node) -> str:
-    """What a region gives; behind bytes that it reads, where it gives something else."""
-    given = _SHORT.get(node.outputs[0].dtype, "")
-    read = [v.dtype for v in node.inputs if v.dtype in BYTES and not isinstance(v, Constant)]
-    if not read or read[0] == node.outputs[0].dtype:
-        return given
-    return f"{_SHORT[read[0]]}>{given}"
+    """The abbreviated dtype of a region's output, after that of int8 inputs if it is another."""
+    output_dtype = _SHORT.get(node.outputs[0].dtype, "")
+    byte_inputs = [v.dtype for v in node.inputs if v.dtype in BYTES and not isinstance(v, Constant)]
+    if not byte_inputs or byte_inputs[0] == node.outputs[0].dtype:
+        return output_dtype
+    return f"{_SHORT[byte_inputs[0]]}>{output_dtype}"
 
 
 def predicted(plan: Plan) -> float:
@@ -141,6 +146,7 @@ def predicted(plan: Plan) -> float:
 
 
 def predicted_seconds(plan: Plan, node: Node) -> float:
+    """The seconds that the cost model predicts for a node."""
     operations, moved = work(node)
     return plan.target.seconds(operations, moved, contracts(node))
 
@@ -156,7 +162,7 @@ def contracts(node: Node) -> bool:
 
 
 def describe(node: Node) -> str:
-    """The operators of a region, with the layers of those that have weights."""
+    """Describes a region by its operators, with the layers of those that have weights."""
     if not isinstance(node.op, Region):
         return f"{node.source}: {node.op.name}"
     names = " + ".join(_operator(n) for n in node.op.body.nodes)
@@ -170,19 +176,20 @@ def _operator(node: Node) -> str:
 
 
 def short(name: str, width: int) -> str:
+    """A name in at most ``width`` characters: its end, if it is longer."""
     return name if len(name) <= width else "..." + name[-(width - 3) :]
 
 
 @dataclass(frozen=True)
 class PrecisionTrial:
-    """What was found out about a precision beside float32.
+    """The result of a trial of one precision against float32.
 
     Attributes:
         precision: its name.
         error: the largest relative error of an output; infinite where results are not finite, None
             where nothing was computed.
-        output: which output has that error; "" if there is one alone.
-        seconds: a call's median; None where none was timed.
+        output: the output with that error; "" if there is only one.
+        seconds: the median time of a call; None where it was not timed.
         speed: how many times as fast as float32 it is; None where it was not timed.
         refusal: why it was not tried; "" if it was.
     """
@@ -195,26 +202,26 @@ class PrecisionTrial:
     refusal: str = ""
 
     def facts(self, tolerance: float) -> str:
-        """Error and time in words, or why there are none."""
+        """Describes error and time, or says why there are none."""
         if self.error is None:
             return self.refusal
         where = f" at output {self.output!r}" if self.output else ""
-        said = f"error {percent(self.error)}{where} of {percent(tolerance)} allowed"
+        text = f"error {percent(self.error)}{where} of {percent(tolerance)} allowed"
         if self.seconds is not None:
-            said += f", {self.speed:.2f} times as fast as float32, {milliseconds(self.seconds)}"
-        return said
+            text += f", {self.speed:.2f} times as fast as float32, {milliseconds(self.seconds)}"
+        return text
 
 
 @dataclass(frozen=True)
 class AutomaticPrecision:
-    """A precision that was chosen, and what was found out about all of them.
+    """The choice of ``precision="auto"``, with the trials of all precisions.
 
     Attributes:
         chosen: the precision.
-        tolerance: the relative error that was allowed.
-        inputs: what errors were measured on, in words.
-        seconds: a call's median in float32; None where there was nothing to compare it with.
-        trials: the device's other precisions for inference.
+        tolerance: the allowed relative error.
+        inputs: the inputs on which errors were measured, in words.
+        seconds: the median time of a call in float32; None where no other precision was timed.
+        trials: the trials of the device's other precisions for inference.
     """
 
     chosen: str
@@ -227,41 +234,41 @@ class AutomaticPrecision:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        said = {trial.precision: trial.facts(self.tolerance) for trial in self.trials}
-        facts = said.pop(self.chosen, "")
+        facts_of = {trial.precision: trial.facts(self.tolerance) for trial in self.trials}
+        facts = facts_of.pop(self.chosen, "")
         if self.seconds is not None and not facts:
             facts = milliseconds(self.seconds)
         inputs = f", on {self.inputs}" if any(t.error is not None for t in self.trials) else ""
         only = "" if self.trials else ", as the device has no other for inference"
         yield f"precision auto: {self.chosen}{f' ({facts})' if facts else ''}{only}{inputs}"
-        for precision, why in said.items():
+        for precision, why in facts_of.items():
             yield f"precision auto: {precision} left out: {why}"
 
 
 def percent(share: float) -> str:
-    """A share in percent, with two digits."""
+    """Formats a share in percent, with two digits."""
     return f"{100 * share:.2g} %" if math.isfinite(share) else "infinite"
 
 
 def milliseconds(seconds: float) -> str:
-    """A time in milliseconds, with three digits."""
+    """Formats a time in milliseconds, with three digits."""
     return f"{1e3 * seconds:.3g} ms"
 
 
 @dataclass(frozen=True)
 class RegionTime:
-    """One region: the median of its time over the runs, and what it does in it.
+    """One region: the median of its measured time, and the bounds of that time.
 
     Attributes:
         name, kind, layers: as in ``explain``.
-        operations: scalar operations, a multiply-add counting as two.
-        bytes: read and written once, weights included.
-        seconds: measured, on all threads.
-        predicted_seconds: by the cost model that chose how to fuse.
-        executed: the operations that its algorithm takes, which may be fewer.
-        arithmetic_seconds: what these take at the machine's rate, if nothing else did.
-        memory_seconds: what the bytes take at the rate of the memory that they fit, likewise.
-        launch_seconds: what the cost model counts for starting a kernel.
+        operations: scalar operations; a multiply-add counts as two.
+        bytes: the bytes read and written, each counted once, weights included.
+        seconds: the measured time, on all threads.
+        predicted_seconds: the time by the cost model that chose how to fuse.
+        executed: the operations of the algorithm that is used, which may be fewer.
+        arithmetic_seconds: the time of these at the machine's arithmetic rate alone.
+        memory_seconds: the time of the bytes alone, at the rate of the memory level that they fit.
+        launch_seconds: the cost model's time of a kernel launch.
     """
 
     name: str
@@ -278,13 +285,13 @@ class RegionTime:
 
     @property
     def bound_seconds(self) -> float:
-        """What the machine's rates allow at least: arithmetic and memory work at the same time."""
+        """The lower bound by the machine's rates, as arithmetic and memory accesses overlap."""
         return max(self.arithmetic_seconds, self.memory_seconds)
 
     @property
     def causes(self) -> dict[str, float]:
-        """The measured seconds, split: those of the slower of memory and arithmetic, of the launch,
-        and what neither of these explains.  No part is larger than what the others leave of it."""
+        """The measured seconds, split: the larger bound of memory and arithmetic, then the launch,
+        then the unexplained rest.  Each part is limited to the time that is left."""
         bound = min(self.seconds, self.bound_seconds)
         is_memory = self.memory_seconds >= self.arithmetic_seconds
         launch = min(self.seconds - bound, self.launch_seconds)
@@ -297,24 +304,30 @@ class RegionTime:
 
     @property
     def roofline(self) -> float:
-        """The fraction of the roofline that is reached.  Above 1 where the data lies in a cache
-        that is faster than the level it was counted against."""
+        """The fraction of the roofline that is reached.  Above 1 where the data is in a faster
+        cache than the level that the bound assumes."""
         return self.bound_seconds / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The regions in order, and the whole run; ``str`` gives the table."""
+    """The measured times of all regions, in order; ``str`` gives the table.
+
+    Attributes:
+        regions: the time of each region.
+        descriptions: the operators, layers and algorithm of each region.
+        runs: the number of runs of which times are medians.
+    """
 
     regions: tuple[RegionTime, ...]
     descriptions: tuple[str, ...]
     runs: int
-    #: Why algorithms do not compute regions, and how many regions say so.
+    #: For each algorithm, why it does not compute regions, with the number of regions.
     refusals: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
-        """The sum over the regions."""
+        """The sum of the regions' seconds."""
         return sum(region.seconds for region in self.regions)
 
     def __str__(self) -> str:
@@ -322,18 +335,18 @@ class Profile:
             f"{'region':<28} {'kind':<12} {'Mop':>9} {'MB':>7} {'us':>8} {'share':>6} "
             f"{'predicted':>9} {'roofline':>8}  layers"
         ]
-        whole = self.seconds or 1.0
+        total = self.seconds or 1.0
         for region, text in zip(self.regions, self.descriptions, strict=True):
             lines.append(
                 f"{short(region.name, 28):<28} {region.kind:<12} {region.operations / 1e6:9.2f} "
                 f"{region.bytes / 1e6:7.2f} {region.seconds * 1e6:8.1f} "
-                f"{100 * region.seconds / whole:5.1f}% {region.predicted_seconds * 1e6:9.1f} "
+                f"{100 * region.seconds / total:5.1f}% {region.predicted_seconds * 1e6:9.1f} "
                 f"{100 * region.roofline:7.0f}%  {text}"
             )
         bound = sum(region.bound_seconds for region in self.regions)
         lines.append(
             f"{len(self.regions)} kernels, {self.seconds * 1e3:.3f} ms measured (medians of "
-            f"{self.runs} runs), {100 * bound / whole:.0f}% of the roofline"
+            f"{self.runs} runs), {100 * bound / total:.0f}% of the roofline"
         )
         for name, reasons in self.refusals.items():
             counted = ", ".join(f"{reason} ({count})" for reason, count in reasons.items())
@@ -351,7 +364,7 @@ def profile(
 ) -> Profile:
     """Times every region ``runs`` times.
 
-    GraphError if ``runs`` is no number of runs, UnsupportedError if the program cannot time
+    GraphError if ``runs`` is not an int of at least 1, UnsupportedError if the program cannot time
     regions.
     """
     runs = plain(runs)
@@ -359,7 +372,7 @@ def profile(
         raise GraphError(f"runs={runs!r}; valid is a number of runs of at least 1")
     if not isinstance(program, TimedProgram):
         raise UnsupportedError(f"device {device!r} does not time regions; 'cpu' and 'cuda' do")
-    program.run(inputs, outputs)  # memory is touched for the first time
+    program.run(inputs, outputs)  # a warm-up, which touches memory for the first time
     measured = [program.seconds_of_nodes(inputs, outputs) for _ in range(runs)]
     regions, descriptions = [], []
     refusals: dict[str, Counter[str]] = defaultdict(Counter)
@@ -385,9 +398,9 @@ def profile(
                 plan.target.device.overhead,
             )
         )
-        said = program.details(node) if isinstance(program, DescribedProgram) else ""
-        descriptions.append(describe(node) + (f" [{said}]" if said else ""))
-        refused = program.refusals(node) if isinstance(program, DescribedProgram) else {}
-        for name, reason in refused.items():
+        details = program.details(node) if isinstance(program, DescribedProgram) else ""
+        descriptions.append(describe(node) + (f" [{details}]" if details else ""))
+        reasons = program.refusals(node) if isinstance(program, DescribedProgram) else {}
+        for name, reason in reasons.items():
             refusals[name][reason] += 1
     return Profile(tuple(regions), tuple(descriptions), runs, refusals)

@@ -1,6 +1,7 @@
-"""A compiled network as one HTML page: regions in time, roofline, fusion, memory, comparison.
+"""The HTML report of a compiled network: times of regions, roofline, memory, fusion, comparison.
 
-It begins with three sentences: where the time is, what bounds it, and what was refused.
+It begins with three sentences: where the time goes, what bounds it, and which fusions or algorithms
+were refused.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from ..pages.charts import Bar, Chart, Dot, Scale, bars, chart_figure, figure, s
 from ..pages.page import code, details, guide, heading, lead, page, paragraph, table
 
 _NARROWER = {"float64": 0, "float32": 1, "tf32": 2, "bfloat16": 3, "float16": 3}
-"""Precisions by how fast they are; all but tf32 also move fewer bytes than those before."""
+"""The rank of precisions by speed; all but tf32 also move fewer bytes than those before."""
 
 _SHORT = 5e-5
-"""Seconds of a kernel so short that waking threads, or filling a GPU, is much of it."""
+"""The seconds below which waking threads, or filling a GPU, is much of a kernel's time."""
 
 
 def advice(document: Mapping[str, Any]) -> list[str]:
-    """The sentences, from what ``minidnn report --json`` prints.
+    """Returns the three sentences for a report.
 
     Args:
-        document: the report; one that was not measured says less about what bounds it.
+        document: the output of ``minidnn report --json``; without measurements the bound is not
+            known.
 
     Returns:
-        Where the time is; what bounds it, and what would help; what was refused most often.
+        Where the time goes; what bounds it, and what would help; the most frequent refusal.
     """
     regions = [region for region in document["regions"] if seconds_of(region) > 0]
     if not regions:
@@ -36,6 +38,7 @@ def advice(document: Mapping[str, Any]) -> list[str]:
 
 
 def _where(regions: Sequence[Any]) -> str:
+    """The sentence about where the time goes."""
     whole = sum(map(seconds_of, regions))
     slowest = sorted(regions, key=seconds_of, reverse=True)
     part, seconds = next(iter(by_layer(regions).items()))
@@ -54,6 +57,7 @@ def _where(regions: Sequence[Any]) -> str:
 
 
 def _bound(document: Mapping[str, Any], regions: Sequence[Any]) -> str:
+    """The sentence about the largest cause of the time, and what would help."""
     causes = by_cause(regions)
     if not causes:
         worst = max(regions, key=seconds_of)
@@ -90,13 +94,13 @@ def _bound(document: Mapping[str, Any], regions: Sequence[Any]) -> str:
 
 
 def _algorithm(region: Mapping[str, Any]) -> str:
-    """By which algorithm a region is computed, where its device says so."""
+    """Names the algorithm of a region, if its device says which; else ""."""
     _, mark, found = str(region.get("description", "")).rpartition("[")
     return f" (algorithm: {found.removesuffix(']')})" if mark else ""
 
 
 def _help(document: Mapping[str, Any], cause: str, worst: Mapping[str, Any]) -> str:
-    """What would help against a cause, of all that this compilation did not do."""
+    """Suggests what would help against a cause: options that this compilation did not use."""
     batch = document["batch"]
     ways = []
     if cause in ("memory", "launch") and document["strategy"] not in ("model", "unrestricted"):
@@ -118,19 +122,21 @@ def _help(document: Mapping[str, Any], cause: str, worst: Mapping[str, Any]) -> 
 
 
 def _narrower(document: Mapping[str, Any], cause: str) -> list[str]:
+    """Suggests the faster precisions of the device."""
     now = document["precision"]
     rank = _NARROWER.get(now, max(_NARROWER.values()))
-    found = [
+    faster = [
         name
         for name in document["precisions"]
         if _NARROWER.get(name, 0) > rank and not (cause == "memory" and name == "tf32")
     ]
-    if found:
-        return [f"--precision {' or '.join(found)}"]
+    if faster:
+        return [f"--precision {' or '.join(faster)}"]
     return ["int8, by md.quantize"] if document["device"] == "cpu" and now == "float32" else []
 
 
 def _refused(document: Mapping[str, Any], regions: Sequence[Any]) -> str:
+    """The sentence about the most frequent refusal."""
     reasons: dict[str, list[str]] = {}
     most: Counter[str] = Counter()
     for name, refused in document.get("refusals", {}).items():
@@ -168,15 +174,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-# Where the time of a network goes: by layer, by kind of region, by cause.
+# The time of a network by layer, by kind of region, and by cause.
 #
-# A region is here what ``explain --json`` and ``report --json`` print of it.
+# A region is here an object of the JSON that ``explain --json`` and ``report --json`` print.
 
 
 CAUSES = ("memory", "arithmetic", "launch", "unexplained")
-"""What :attr:`minidnn.report.explain.RegionTime.causes` splits a region's time into."""
+"""The parts into which :attr:`minidnn.report.explain.RegionTime.causes` splits a time."""
 _ENOUGH = 4
-"""So many groups of layers tell something; with fewer, paths are followed deeper."""
+"""The fewest groups of layers that are informative; with fewer, paths are split deeper."""
 _KINDS = {
     "contraction": "contraction",
     "step": "depth first",
@@ -187,48 +193,48 @@ Region = Mapping[str, Any]
 
 
 def seconds_of(region: Region) -> float:
-    """Measured, or predicted where nothing was."""
+    """The measured seconds of a region; predicted ones if it was not measured."""
     return float(region.get("seconds", region["predicted_seconds"]))
 
 
 def label_of(region: Region) -> str:
-    """What people know a region by; its name, in reports of versions that had no labels."""
+    """The label of a region, by its layers; its name in reports of versions without labels."""
     return str(region.get("label", region["name"]))
 
 
 def kind_of_region(region: Region) -> str:
-    """Its kind, without how many steps or copies it has."""
+    """The kind of a region, without its number of steps or copies."""
     kind = str(region["kind"])
     return next((told for part, told in _KINDS.items() if part in kind), kind)
 
 
 def by_kind(regions: Sequence[Region]) -> dict[str, float]:
-    """Seconds of each kind of region, the largest first."""
+    """The seconds of each kind of region, the largest first."""
     return _sums(regions, [kind_of_region(region) for region in regions])
 
 
 def by_layer(regions: Sequence[Region]) -> dict[str, float]:
-    """Seconds of the parts of a network, the largest first: of the first names of layers' paths, or
-    of as many of their names as it takes to tell four parts apart."""
+    """The seconds of the parts of a network, the largest first.  Parts are prefixes of layers'
+    paths, of as many names as it takes to have four parts."""
     paths = [region["layers"][0].split(".") for region in regions]
     for depth in range(1, max(map(len, paths), default=1) + 1):
-        found = _sums(regions, [".".join(path[:depth]) for path in paths])
-        if len(found) >= _ENOUGH:
+        groups = _sums(regions, [".".join(path[:depth]) for path in paths])
+        if len(groups) >= _ENOUGH:
             break
-    return found
+    return groups
 
 
 def by_cause(regions: Sequence[Region]) -> dict[str, float]:
-    """Seconds of each cause; none where nothing was measured."""
+    """The seconds of each cause, over all regions; empty if nothing was measured."""
     split = [region["causes"] for region in regions if "causes" in region]
     return {cause: sum(one[cause] for one in split) for cause in CAUSES} if split else {}
 
 
 def _sums(regions: Sequence[Region], names: Sequence[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for region, name in zip(regions, names, strict=True):
-        found[name] = found.get(name, 0.0) + seconds_of(region)
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        sums[name] = sums.get(name, 0.0) + seconds_of(region)
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
 Document = Mapping[str, Any]
@@ -237,18 +243,19 @@ _GROUPS = 8
 
 
 def network_page(document: Document, beside: Document | None = None) -> str:
-    """The page of what ``minidnn report --json`` prints; ``beside``: another one, measured before,
-    whose regions are compared by their names."""
+    """Returns the page for the output of ``minidnn report --json``.  ``beside``: an earlier report,
+    whose regions are compared by name."""
     title = f"{document['network']} on {document['device']} in {document['precision']}"
     return page(title, _parts(document, beside))
 
 
 def _parts(document: Document, beside: Document | None) -> Iterator[str]:
+    """The parts of the page, in order."""
     regions = [region for region in document["regions"] if seconds_of(region) > 0]
     total = sum(map(seconds_of, regions))
     kind = "measured" if any("seconds" in region for region in regions) else "predicted"
     yield guide("How to read this page", _reading(document, regions, total, kind))
-    # Reasons say "kernel" of a window of weights, too, which the glossary does not mean.
+    # Refusals also use "kernel" for a window of weights, which the glossary does not explain.
     yield guide("In short", advice(document), explains=False)
     yield heading("Where the time goes")
     yield from _time(regions, total)
@@ -269,6 +276,7 @@ def _parts(document: Document, beside: Document | None) -> Iterator[str]:
 
 
 def _reading(document: Document, regions: Sequence[Any], total: float, kind: str) -> list[str]:
+    """The paragraphs that explain the page."""
     arena = document["arena"]
     example = max(regions, key=seconds_of, default=None)
     named = f", such as {label_of(example)}" if example is not None else ""
@@ -286,6 +294,7 @@ def _reading(document: Document, regions: Sequence[Any], total: float, kind: str
 
 
 def _time(regions: Sequence[Any], total: float) -> Iterator[str]:
+    """The figures of the part about times."""
     pieces = [
         (
             kind_of_region(one),
@@ -337,7 +346,7 @@ def _time(regions: Sequence[Any], total: float) -> Iterator[str]:
 
 
 def _shares(found: Mapping[str, float], total: float) -> list[Bar]:
-    """A bar for each of the largest, and one for all others."""
+    """A bar for each of the largest groups, and one for all others."""
     items = list(found.items())
     if len(items) > _GROUPS:
         rest = sum(seconds for _, seconds in items[_GROUPS - 1 :])
@@ -349,7 +358,7 @@ def _shares(found: Mapping[str, float], total: float) -> list[Bar]:
 
 
 def _roofline(regions: Sequence[Any]) -> str:
-    """What regions reach, and what the machine's rates would allow them."""
+    """The chart of regions' rates of arithmetic under the machine's roofline."""
     series: dict[str, list[Dot]] = {}
     peaks, bandwidths, at_all = [], [], []
     for region in regions:
@@ -388,6 +397,7 @@ def _roofline(regions: Sequence[Any]) -> str:
 
 
 def _memory(document: Document) -> str:
+    """The chart of the memory in use during each region, if it is known."""
     used = document.get("memory")
     if not used:
         return ""
@@ -402,6 +412,7 @@ def _memory(document: Document) -> str:
 
 
 def _regions(document: Document) -> str:
+    """The table of all regions."""
     rows = []
     for region in document["regions"]:
         measured = region.get("seconds")
@@ -423,6 +434,7 @@ def _regions(document: Document) -> str:
 
 
 def _reasons(document: Document) -> Iterator[str]:
+    """The part about refusals, and the stacks left over."""
     yield lead(
         "A contraction absorbs what is around it; a stack that none absorbed is cut into kernels "
         f"by the strategy {document['strategy']}. Each rewrite is told below."
@@ -449,6 +461,7 @@ def _reasons(document: Document) -> Iterator[str]:
 
 
 def _comparison(document: Document, beside: Document) -> Iterator[str]:
+    """The part that compares the report with an earlier one."""
     now = {one["name"]: one for one in document["regions"] if seconds_of(one) > 0}
     then = {one["name"]: one for one in beside["regions"] if seconds_of(one) > 0}
     times = {name: 1e6 * seconds_of(one) for name, one in now.items()}

@@ -1,4 +1,4 @@
-"""What a training step keeps in memory from its forward pass for its backward pass."""
+"""The values that a training step keeps from its forward pass for its backward pass, in bytes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Kept:
     """A value that the forward pass computes and the backward pass reads.
 
     Attributes:
-        value: what is kept, of the optimized graph.
-        bytes: of its storage.
-        layers: that compute it.
-        readers: layers whose gradients read it.
+        value: the kept value, of the optimized graph.
+        bytes: the size of its storage.
+        layers: the layers that compute it.
+        readers: the layers whose gradients read it.
     """
 
     value: Value
@@ -35,8 +35,8 @@ class Kept:
 def kept_values(plan: Plan) -> list[Kept]:
     """The values that are kept, in the order in which they are computed.
 
-    The forward pass is all that the results of the graph are computed of: loss and measures.  What
-    lies in inputs and states takes no memory of the step's own, and is left out.
+    The forward pass is every node that the graph's results depend on: loss and metrics.  Values in
+    the storage of inputs and states take no memory of the step's own, and are left out.
     """
     graph, roots = plan.graph, plan.roots
     forward = forward_nodes(graph)
@@ -56,11 +56,12 @@ def kept_values(plan: Plan) -> list[Kept]:
 
 
 def _layers(node: Node) -> tuple[str, ...]:
+    """The layers that a node computes."""
     return tuple(dict.fromkeys(inner.source for inner in inner_nodes(node)))
 
 
 def explain_memory(plan: Plan) -> str:
-    """Tables of what is kept and of what is computed again, and the bytes of all memory."""
+    """Describes the kept and the recomputed values, and the bytes of arena and states."""
     kept = kept_values(plan)
     total = sum(each.bytes for each in kept)
     lines = [f"{'kept for the backward pass':<34} {'type':<28} {'MB':>9} {'share':>6}  read by"]
@@ -89,6 +90,7 @@ def explain_memory(plan: Plan) -> str:
 
 
 def _of_backward(plan: Plan) -> Sequence[Node]:
+    """The nodes of the backward pass."""
     forward = forward_nodes(plan.graph)
     return [node for node in plan.graph.nodes if node not in forward]
 
@@ -98,10 +100,10 @@ def _type(value: Value) -> str:
 
 
 def _states(graph: Graph) -> str:
-    """The states' bytes: what training adds to a parameter has its name behind a kind's and "@"."""
-    found: Counter[str] = Counter()
+    """Describes the bytes of states by kind: optimizer states are named ``kind@parameter``."""
+    sizes: Counter[str] = Counter()
     for state in graph.states:
         kind, mark, parameter = state.name.partition("@")
-        beside = mark and parameter and kind != "loss_scale"
-        found[kind if beside else "parameters and statistics"] += state.type.bytes
-    return ", ".join(f"{kind} {bytes / 1e6:.3f} MB" for kind, bytes in found.items())
+        is_optimizers = mark and parameter and kind != "loss_scale"
+        sizes[kind if is_optimizers else "parameters and statistics"] += state.type.bytes
+    return ", ".join(f"{kind} {bytes / 1e6:.3f} MB" for kind, bytes in sizes.items())
