@@ -41,7 +41,7 @@ from minidnn.training.step import Objective
 
 MODES = ("eager", "default", "reduce-overhead", "max-autotune")
 CLASSES = 1000
-HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 #: Makes one pass forwards and backwards.
 Step = Callable[[], Any]
@@ -65,7 +65,7 @@ def module_of(name: str, given: argparse.Namespace) -> torch.nn.Module:
 def passes(module: Any, net: torch.nn.Module, x: torch.Tensor, given: argparse.Namespace) -> Step:
     """Forwards and backwards through a module, which has the parameters of ``net``."""
     _, target = batch_of(given)
-    half = HALVES.get(given.precision)
+    half = HALF_DTYPES.get(given.precision)
 
     def step() -> torch.Tensor:
         net.zero_grad(set_to_none=True)
@@ -89,7 +89,7 @@ def by_optimize(name: str, given: argparse.Namespace, optimized: list[Any]) -> S
 def by_torch(mode: str, name: str, given: argparse.Namespace) -> Step:
     net = module_of(name, given)
     x, _ = batch_of(given)
-    if given.precision in HALVES:
+    if given.precision in HALF_DTYPES:
         x = x.to(memory_format=torch.channels_last)
         net = net.to(memory_format=torch.channels_last)
     module = net if mode == "eager" else torch.compile(net, mode=mode)
@@ -180,7 +180,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="on the CPU (all usable cores)")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=224, help="rows and columns of images")
-    parser.add_argument("--precision", choices=("float32", *HALVES), default="float32")
+    parser.add_argument("--precision", choices=("float32", *HALF_DTYPES), default="float32")
     parser.add_argument("--modes", nargs="*", choices=MODES, default=["eager", "reduce-overhead"])
     parser.add_argument("--before", type=int, default=5, help="passes before those that count")
     parser.add_argument("--rounds", type=int, default=30)

@@ -146,9 +146,9 @@ def fastest(ms: Mapping[str, float]) -> dict[str, float]:
 
 
 def name_of(built: Any) -> str:
-    recipe = built.recipe
-    ours = recipe.form.kernel is not None
-    return recipe.algorithm if ours else f"cuDNN {recipe.algorithm}, {recipe.form}"
+    config = built.config
+    ours = config.algorithm.kernel is not None
+    return config.algorithm if ours else f"cuDNN {config.algorithm}, {config.algorithm}"
 
 
 def floor_of(problem: Any, precision: str) -> float:
@@ -186,36 +186,38 @@ def problem_of(layer: Layer, batch: int, precision: str) -> Any:
 
 def ours(problem: Any) -> list[Any]:
     """Our kernels that the tuning would try."""
-    from minidnn.backends.cuda.contraction.forms import forms_of
+    from minidnn.backends.cuda.contraction.algorithms import algorithms_for
+    from minidnn.backends.cuda.contraction.config import AlgorithmConfig, build, room
     from minidnn.backends.cuda.contraction.kernel_registry import load_contraction
-    from minidnn.backends.cuda.contraction.recipe import Recipe, build, room
     from minidnn.backends.cuda.functions import load_launches
     from minidnn.backends.cuda.machine import machine_of
 
     machine = machine_of(0)
     load = partial(load_launches, arch=machine.arch)
     found = []
-    for form in forms_of(problem, machine):
-        if form.kernel is None:
+    for algorithm in algorithms_for(problem, machine):
+        if algorithm.kernel is None:
             continue
-        for choice in form.kernel.choices(problem, machine):
-            core = load_contraction(problem, form.kernel, choice, machine, load)
-            recipe = Recipe(form, choice, (), room(problem, form, core.workspace))
-            found.append(build(problem, recipe, core, machine, load))
+        for choice in algorithm.kernel.choices(problem, machine):
+            core = load_contraction(problem, algorithm.kernel, choice, machine, load)
+            config = AlgorithmConfig(
+                algorithm, choice, (), room(problem, algorithm, core.workspace)
+            )
+            found.append(build(problem, config, core, machine, load))
     return found
 
 
 def cudnn(problem: Any) -> list[Any]:
     """What cuDNN's heuristics propose, with all stages that it has names for, or with none."""
-    from minidnn.backends.cuda.contraction.graphs import constraints_of, fusable_stages, graph_of
-    from minidnn.backends.cuda.contraction.recipe import (
+    from minidnn.backends.cuda.contraction.config import (
         CONVOLUTION,
-        Form,
-        Recipe,
+        AlgorithmConfig,
+        CudaAlgorithm,
         build,
         room,
         target,
     )
+    from minidnn.backends.cuda.contraction.graphs import constraints_of, fusable_stages, graph_of
     from minidnn.backends.cuda.functions import load_launches
     from minidnn.backends.cuda.machine import machine_of
     from minidnn.errors import UnsupportedError
@@ -223,8 +225,8 @@ def cudnn(problem: Any) -> list[Any]:
     machine, found = machine_of(0), []
     load = partial(load_launches, arch=machine.arch)
     for stages in dict.fromkeys((fusable_stages(problem), 0)):
-        form = Form(CONVOLUTION, stages)
-        graph = graph_of(problem, CONVOLUTION, stages, target(problem, form))
+        algorithm = CudaAlgorithm(CONVOLUTION, stages)
+        graph = graph_of(problem, CONVOLUTION, stages, target(problem, algorithm))
         limits = constraints_of(problem, 1 << 30)
         try:
             plans = list(graph.plans(most=8, most_compiled=1, constraints=limits))
@@ -233,9 +235,9 @@ def cudnn(problem: Any) -> list[Any]:
             continue
         for plan in plans:
             engine = plan.config
-            size = room(problem, form, plan.workspace)
-            recipe = Recipe(form, engine.engine, engine.knobs, size)
-            found.append(build(problem, recipe, plan, machine, load))
+            size = room(problem, algorithm, plan.workspace)
+            config = AlgorithmConfig(algorithm, engine.engine, engine.knobs, size)
+            found.append(build(problem, config, plan, machine, load))
     return found
 
 

@@ -8,8 +8,8 @@
 in a process of its own: seconds from the call of ``md.compile`` to an executable that runs, the
 CUDA context made and the weights drawn before. Parts are seconds in which at least one thread was
 in that part, so they may overlap; in ``engines`` stand the seconds of all threads in building
-cuDNN's plans, engine by engine, and in ``problems`` what each recipe of each problem was measured
-at, in the order in which it was tried.
+cuDNN's plans, engine by engine, and in ``problems`` what each configuration of each problem was
+measured at, in the order in which it was tried.
 
 ``memory`` compares device memory with PyTorch's eager mode in both layouts: while running, and the
 most at any time (for minidnn: with and without compiling).  ``host`` times the enqueueing of a
@@ -158,7 +158,7 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
     watch.wrap(compiler, "optimize", "passes")
     watch.wrap(backend, "lower_plan", "lowering")
     watch.wrap(constants, "_bits", "weights: folding, rounding, turning")
-    watch.wrap(constants.Constants, "lay_down", "weights: waiting, copying")
+    watch.wrap(constants.Constants, "upload", "weights: waiting, copying")
     watch.wrap(functions, "compile_kernels", "NVRTC")
     watch.wrap(functions, "load", "loading NVRTC")
     watch.wrap(functions, "_module", "loading modules")
@@ -200,16 +200,21 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def record_problems(tune: Any) -> dict[str, list[Any]]:
-    """What each recipe was measured at, by problem, in the order in which they were tried: our
-    kernels first, then those that raced with cuDNN's; filled while problems are measured."""
+    """What each configuration was measured at, by problem, in the order in which they were tried:
+    our kernels first, then those that raced with cuDNN's; filled while problems are measured."""
     found: dict[str, list[Any]] = {}
     inner = tune._raced
 
     def raced(problem: Any, built: Any, tuning: Any) -> Any:
         ranked = inner(problem, built, tuning)
-        times = {id(one.core): one.recipe.milliseconds for one in ranked}
+        times = {id(one.core): one.config.milliseconds for one in ranked}
         rows = [
-            [str(one.recipe.form), one.recipe.algorithm, one.workspace, times.get(id(one.core))]
+            [
+                str(one.config.algorithm),
+                one.config.algorithm,
+                one.workspace,
+                times.get(id(one.core)),
+            ]
             for one in built
         ]
         found.setdefault(problem.describe(), []).append(rows)

@@ -135,7 +135,7 @@ def single(step: Step, precision: str, order: str) -> dict[str, Any]:
     from minidnn import layers as L
     from minidnn.backends.cuda.functions import load_launches
     from minidnn.backends.cuda.machine import machine_of
-    from minidnn.backends.cuda.sequence.suit import print_region, print_variants
+    from minidnn.backends.cuda.sequence.reschedule import print_region, print_variants
     from minidnn.backends.cuda.target import CudaTarget
     from minidnn.backends.cuda.tensor import tensor_of
     from minidnn.cudnn.graph import arrays

@@ -5,10 +5,10 @@
 For each network, with random weights and calibrated normalizations: the largest error of minidnn
 and of PyTorch's eager mode beside PyTorch's float32, by its largest value; then how many runs of a
 bound program differ from its first, alone and beside a process that keeps the GPU busy.
-``--strategies`` compiles by each of them.  ``--draws`` compiles that many times more by recipes
-that are drawn at random from those that tuning measures: which of them is fastest depends on what
-else the GPU does meanwhile, so a wrong one may be chosen on another day only.  Ends with 1 if a
-result was wrong or runs differed.
+``--strategies`` compiles by each of them.  ``--draws`` compiles that many times more by
+configurations that are drawn at random from those that tuning measures: which of them is fastest
+depends on what else the GPU does meanwhile, so a wrong one may be chosen on another day only.  Ends
+with 1 if a result was wrong or runs differed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def compiled(net: Any, x: Any, how: str, options: argparse.Namespace) -> Any:
-    """The network bound to its input, by a strategy or by recipes drawn at random."""
+    """The network bound to its input, by a strategy or by configurations drawn at random."""
 
     def bound(strategy: str) -> Any:
         exe = md.compile(
@@ -107,7 +107,7 @@ def compiled(net: Any, x: Any, how: str, options: argparse.Namespace) -> Any:
 
 @contextmanager
 def drawn() -> Iterator[None]:
-    """Meanwhile recipes that can run are ranked at random, and nothing is remembered."""
+    """Meanwhile configurations that can run are ranked at random, and nothing is remembered."""
 
     def ranked(contestants: Sequence[Any]) -> list[float | None]:
         return [None if time is None else random.random() for time in race(contestants)]

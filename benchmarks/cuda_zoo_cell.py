@@ -3,7 +3,7 @@
 Cells come as lines of JSON from standard input and go back as such through a pipe.  What takes
 processor time is done beside other workers; whatever the GPU is timed on, by minidnn's tuning, by
 cudnn.benchmark, by Inductor's kernels at their first launch or here, is done in this worker's
-turn at the GPU (``minidnn.cudnn.gpu_turn``), on cores that nothing else of the benchmark uses.
+turn at the GPU (``minidnn.cudnn.gpu_lock``), on cores that nothing else of the benchmark uses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.cuda_zoo import UNUSABLE, summed
 from minidnn.bench.gpu_cell import Engines, Own, cell_of
 from minidnn.bench.gpu_timing import interleaved
 from minidnn.cudnn import machine
-from minidnn.cudnn.gpu_turn import turn
+from minidnn.cudnn.gpu_lock import gpu_lock
 from minidnn.measure import Estimate, median
 from minidnn.report.explain import contracts
 
@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
 def alone(options: argparse.Namespace) -> Iterator[None]:
     """This worker's turn at its GPU, with this thread on cores of its own."""
     usual = os.sched_getaffinity(0)
-    with turn(0):
+    with gpu_lock(0):
         if options.cores:
             os.sched_setaffinity(0, options.cores)
         try:

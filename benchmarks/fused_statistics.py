@@ -73,11 +73,11 @@ def problems_of(name: str, precision: str, batch: int, back: bool) -> list[tuple
     tasks = lower_plan(make_plan(optimize(graph, context), context), machine, False)
     works = [task.work for task in tasks if isinstance(task.work, ContractionProblem)]
     if back:
-        summed = (work for work in works if work.behind and work.direction != "forward")
+        summed = (work for work in works if work.reduction and work.direction != "forward")
         return list(Counter(summed).items())
     forward = (work for work in works if work.direction == "forward" and work.gather is None)
     images = (work for work in forward if work.y.rows > 1)
-    return list(Counter(replace(work, behind=moments_of(work)) for work in images).items())
+    return list(Counter(replace(work, reduction=moments_of(work)) for work in images).items())
 
 
 def measured(problem: Any) -> dict[str, Any]:
@@ -93,18 +93,18 @@ def measured(problem: Any) -> dict[str, Any]:
     others = [one for one in ours if one.sums]
     ranked = measured(problem, [*everything(problem, [], {}, tuning), *others[:1]], tuning)
     times = raced(problem, [*adding[:1], ranked[0]])
-    plain = replace(problem, behind=None)
+    plain = replace(problem, reduction=None)
     alone = measured(plain, everything(plain, own(plain, tuning), {}, tuning), tuning)
     x, w = problem.x, problem.w.shape
     return {
         "convolution": ("gradient of " if problem.direction != "forward" else "")
         + f"{w[1]} to {w[0]} at {x.rows}x{x.columns}, {w[2]}x{w[3]}"
         + f", stride {problem.stride[0]}" * (problem.stride[0] > 1),
-        "alone": alone[0].recipe.milliseconds,
+        "alone": alone[0].config.milliseconds,
         "sweep": times[-1],
         "added": times[0] if adding else None,
         "cudnn": by_cudnn(problem),
-        "kernel": adding[0].recipe.algorithm(problem) if adding else None,
+        "kernel": adding[0].config.algorithm_name(problem) if adding else None,
         "machine": machine.name,
         "versions": f"cuDNN {library_version()}",
     }

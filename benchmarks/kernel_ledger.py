@@ -40,22 +40,24 @@ def raced(name: str, batch: int, precision: str, train: bool) -> dict[str, Any]:
     from minidnn import models
     from minidnn.backends.cuda.contraction import tune
     from minidnn.backends.cuda.contraction.problem import ContractionProblem
-    from minidnn.backends.cuda.contraction.tune import Built, Tuning
+    from minidnn.backends.cuda.contraction.tune import ContractionExecutable, Tuning
 
     problems: dict[str, dict[str, dict[int, float]]] = {}
     inner = tune._raced
 
-    def watched(problem: ContractionProblem, found: Sequence[Built], tuning: Tuning) -> list[Built]:
+    def watched(
+        problem: ContractionProblem, found: Sequence[ContractionExecutable], tuning: Tuning
+    ) -> list[ContractionExecutable]:
         ranked = inner(problem, found, tuning)
         families = problems.setdefault(problem.describe(), {})
         for one in ranked:
-            form, kernel = one.recipe.form, one.recipe.form.kernel
+            algorithm, kernel = one.config.algorithm, one.config.algorithm.kernel
             family, place = CUDNN, 0
             if kernel is not None:
-                order = kernel.choices(form.of_core(problem), tuning.machine)
-                family, place = kernel.name, order.index(one.recipe.engine)
+                order = kernel.choices(algorithm.of_core(problem), tuning.machine)
+                family, place = kernel.name, order.index(one.config.engine)
             times = families.setdefault(family, {})
-            times[place] = min(one.recipe.milliseconds or inf, times.get(place, inf))
+            times[place] = min(one.config.milliseconds or inf, times.get(place, inf))
         return ranked
 
     tune._raced = watched

@@ -71,7 +71,8 @@ def raced(
     others = tune.with_compiled(problem, ranked, tuning)
     ranked = tune._raced(problem, [first, *others, *ranked[2:], *ours[2:]], tuning)
     times = [
-        (str(one.recipe.form), tune.compiles(one), one.recipe.milliseconds or 0.0) for one in ranked
+        (str(one.config.algorithm), tune.compiles(one), one.config.milliseconds or 0.0)
+        for one in ranked
     ]
     chosen = next(
         ms for one, (_, _, ms) in zip(ranked, times, strict=True) if one.core is first.core

@@ -233,7 +233,7 @@ async def run(options: argparse.Namespace) -> list[Figures]:
 def bare(options: argparse.Namespace) -> Figures:
     """The executable by itself, as the server calls it."""
     import minidnn
-    from minidnn.frontends.own import network_of
+    from minidnn.frontends.zoo import network_of
 
     network = network_of(options.model)
     shape = (options.rows, *network.input_shape)

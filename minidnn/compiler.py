@@ -30,7 +30,7 @@ from minidnn.dynamic.source import NetworkSource
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.frontends.frontend import looks_at_sizes, open_model, reads_code
-from minidnn.fusion.collapse import APART, check_strategy
+from minidnn.fusion.collapse import NO_STACKS, check_strategy
 from minidnn.fusion.region import Region, constants
 from minidnn.fusion.target import check_target
 from minidnn.graph.ir import Constant, Graph
@@ -41,7 +41,7 @@ from minidnn.layers.functional import has_user_code
 from minidnn.layers.layer import Layer
 from minidnn.networks import check_has_no_size, checked_graph, graph_of, with_own_sizes
 from minidnn.passes.infrastructure import Context, Observer
-from minidnn.passes.multiply_bytes import precision_of
+from minidnn.passes.multiply_int8 import precision_of
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.reduce_precision import in_dtype
 from minidnn.precision import check_asked, fastest
@@ -238,7 +238,7 @@ def _compile_named(
         if extra is None or given["strategy"] == "cudnn":
             return None
         # Only strategies that compute layer by layer have kernels for any size.
-        strategy = given["strategy"] if given["strategy"] in APART else "contractions"
+        strategy = given["strategy"] if given["strategy"] in NO_STACKS else "contractions"
         return lambda: build(graph, {**untuned, **extra}, strategy)
 
     tunes = tune_option(options, "heuristic") != "heuristic"

@@ -130,13 +130,13 @@ def _on_cpu(
     file: CompiledFile, entry: _Entry, interface: Interface, device: str, threads: int | None
 ) -> Program:
     """Restores a program of the CPU."""
-    from minidnn.backends.cpu.execution.stored import restore, why_not_here
+    from minidnn.backends.cpu.execution.stored import restore, why_not_loadable
 
     description, code, constants = entry
     document = description["program"]
     if device != "cpu":
         raise GraphError(f"load: device={device!r}; valid is 'cpu'")
-    if (reason := why_not_here(file.header["architecture"], document)) is not None:
+    if (reason := why_not_loadable(file.header["architecture"], document)) is not None:
         raise file.unsupported(reason)
     return restore(
         document,
@@ -152,7 +152,7 @@ def _on_gpu(
 ) -> Program:
     """Restores a program of a GPU."""
     from minidnn.backends.backend import get_backend
-    from minidnn.backends.cuda.stored import restore, why_not_here
+    from minidnn.backends.cuda.stored import restore, why_not_loadable
 
     if threads is not None:
         raise GraphError(f"load: threads={threads!r}; {file} is for a GPU, which takes none")
@@ -160,7 +160,7 @@ def _on_gpu(
     index = int(device.partition(":")[2] or 0)
     description, code, constants = entry
     document = description["program"]
-    if (reason := why_not_here(document, index)) is not None:
+    if (reason := why_not_loadable(document, index)) is not None:
         raise file.unsupported(reason)
     return restore(document, lambda name: file.part(code[name]).data, constants, interface, index)
 

@@ -28,7 +28,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class BufferView:
     """The view of a value inside a wider one: its channels begin at ``channel`` of ``buffer``.
 
     Channels are axis 1; those of a vector are its elements.  A vector is contiguous inside a wider
@@ -50,24 +50,24 @@ class Annotations:
 
     #: The layouts that the pass ``layout`` chose; NCHW for values that are not in it.
     layouts: Mapping[Value, Layout] = field(default_factory=dict)
-    #: Values that are views of wider ones: operands that are written into their concatenation, as
-    #: the pass ``place_concat`` chose, and channels that are read there, as ``place_parts`` did.
-    placements: Mapping[Value, Placement] = field(default_factory=dict)
-    #: Runs of consecutive nodes that the pass ``by_image`` chose to compute one image at a time:
-    #: all nodes of a run for one image before the next image.
+    #: Values that are views of wider ones: operands that are written into their concatenation, by
+    #: the pass ``concat_in_place``, and channels that are read there, by ``slice_in_place``.
+    placements: Mapping[Value, BufferView] = field(default_factory=dict)
+    #: Runs of consecutive nodes that the pass ``batch_tiling`` chose to compute one image at a
+    #: time: all nodes of a run for one image before the next image.
     groups: tuple[tuple[Node, ...], ...] = ()
 
     def layout(self, value: Value) -> Layout:
         """The layout of a value."""
         return self.layouts.get(value, PLANAR)
 
-    def place(self, value: Value) -> Placement:
+    def place(self, value: Value) -> BufferView:
         """The view of a value; one without a placement is a view of itself."""
-        return self.placements.get(value) or Placement(value, 0)
+        return self.placements.get(value) or BufferView(value, 0)
 
-    def within(self, value: Value) -> Placement:
+    def within(self, value: Value) -> BufferView:
         """The view of a value as kernels see it: vectors have an address of their own."""
-        return Placement(value, 0) if value.type.rank < 2 else self.place(value)
+        return BufferView(value, 0) if value.type.rank < 2 else self.place(value)
 
     def copied(self, join: Node) -> Iterator[tuple[Value, int]]:
         """The operands of a concatenation that must be copied, as they are not views of its result:
@@ -76,7 +76,7 @@ class Annotations:
         axis = join.op.axis % join.output.type.rank
         base, first = self.place(join.output), 0
         for value in join.inputs:
-            wanted = Placement(base.buffer, base.channel + first)
+            wanted = BufferView(base.buffer, base.channel + first)
             if axis != channel_axis(value) or self.placements.get(value) != wanted:
                 yield value, first
             first += value.shape[axis]
@@ -112,7 +112,7 @@ class Annotations:
         if first is None or place is None:
             return False
         operand_view = self.place(node.inputs[0])
-        return place == Placement(operand_view.buffer, operand_view.channel + first)
+        return place == BufferView(operand_view.buffer, operand_view.channel + first)
 
     def storage_bytes(self, value: Value, images: int | None = None) -> int:
         """The size of a value's storage in bytes, in its layout, rounded up to the alignment; for
@@ -164,7 +164,7 @@ def updates_in_place(
 
     A value is if the node that computes it is the last that may read the state, and reads it, if
     at all, element by element.  Other new values of states are kept until every node has run; the
-    pass ``place_updates`` copies them.
+    pass ``update_in_place`` copies them.
     """
     if not graph.updates:
         return {}

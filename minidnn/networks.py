@@ -10,7 +10,7 @@ from minidnn.compiled_file import ALREADY, is_compiled
 from minidnn.dynamic.dim import NamedShapes, bound, dims_of
 from minidnn.errors import GraphError
 from minidnn.frontends.frontend import ask, open_model, own_sizes
-from minidnn.frontends.own import advice
+from minidnn.frontends.zoo import advice
 from minidnn.graph.checker import check, check_own_shape
 from minidnn.graph.ir import Graph
 from minidnn.graph.types import plain

@@ -35,7 +35,7 @@ def is_image(value: Value) -> bool:
     return value.type.rank == 4 and value.shape[1] > 1 and value.type.plane[2:] != (1, 1)
 
 
-def lying_last(graph: Graph) -> set[Value]:
+def channels_last_values(graph: Graph) -> set[Value]:
     """The images (floating-point) that are computed in channels-last layout.
 
     Convolutions and windows give channels-last images; matrix products and attention give tensors

@@ -173,7 +173,7 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def computes_its_own_way(tensor: torch.Tensor) -> bool:
+def overrides_computation(tensor: torch.Tensor) -> bool:
     """Whether a tensor's class overrides how operations on it are computed."""
     kind = type(tensor)
     return kind not in PLAIN and (

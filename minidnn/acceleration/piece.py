@@ -41,7 +41,7 @@ from minidnn.dynamic.dim import Dim
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.captured import Captured, Held
 from minidnn.frontends.torch.functional import functional, switches_on
-from minidnn.frontends.torch.narrow import HALVES, autocast_to, uncached
+from minidnn.frontends.torch.narrow import HALF_DTYPES, autocast_to, uncached
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,9 @@ class Piece:
         arguments = [arg for place, arg in enumerate(args) if place not in self._weights]
         description = self.settings.name, describe(arguments), self.settings.strict
         if trained:
-            half = half or (self.settings.precision if self.settings.precision in HALVES else None)
+            half = half or (
+                self.settings.precision if self.settings.precision in HALF_DTYPES else None
+            )
             program: SizedProgram = TrainedProgram(
                 captured, engine, *description, half=half, weights=self._weights
             )

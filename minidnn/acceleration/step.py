@@ -20,21 +20,21 @@ from torch import nn
 from minidnn._forks import ForkLock
 from minidnn._torch_internals import copy_each, is_batched, keeps_graph
 from minidnn.acceleration.engine import Engine
-from minidnn.acceleration.kept import giving_last, lying_last, only_cast, taking_last
+from minidnn.acceleration.kept import channels_last_values, giving_last, only_cast, taking_last
 from minidnn.acceleration.kept_block import KeptBlock
 from minidnn.acceleration.part import CompiledPart, ExpectedTensors
 from minidnn.acceleration.program import REHEARSING
 from minidnn.acceleration.twice import Autocast, autocast_of, gradients_again
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
-from minidnn.gradients.halves import BackwardHalf, Halves
+from minidnn.gradients.forward_backward import BackwardGraph, ForwardBackward
 from minidnn.graph.attention_patterns import compose_attention
 from minidnn.graph.ir import Graph, Value, drop_unread
 from minidnn.passes.fold import fold_batch_norm
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.linear import rows_turned
+from minidnn.passes.linear import transpose_linear_rows
 from minidnn.passes.mix_precision import mixed
-from minidnn.passes.simplify import share_joins
+from minidnn.passes.simplify import share_concats
 
 #: The number of choices of inputs that require gradients for which programs are kept.
 _CHOICES = 4
@@ -181,13 +181,13 @@ class Pair:
         self._written = [places[node] for node in part.written]
         mixed = narrow is not None
         # Concatenations share prefixes before differentiation: then gradients are added so, too.
-        graph = share_joins(part.graph, Context())
+        graph = share_concats(part.graph, Context())
         if engine.memory != "cpu":
-            graph = rows_turned(graph, Context())
+            graph = transpose_linear_rows(graph, Context())
         composed, _ = compose_attention(graph)
         graph = drop_unread(composed)
         first = len(part.outputs) if part.differentiable is None else part.differentiable
-        self.halves = Halves(graph, trained, first, compute_again=mixed)
+        self.halves = ForwardBackward(graph, trained, first, compute_again=mixed)
         self._engine, self._narrow = engine, narrow
         self._overwritten = part.overwritten.intersection(self.halves.backward.given)
         self.random, self._given = part.random, len(part.inputs)
@@ -206,7 +206,7 @@ class Pair:
         #: For each stream, free tensors of earlier calls for values that the part writes: they hold
         #: them until they are copied to where the part writes.
         self._copied: defaultdict[int, list[list[torch.Tensor]]] = defaultdict(list)
-        self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, CompiledPart]] = {}
+        self.backwards: dict[tuple[int, ...], tuple[BackwardGraph, CompiledPart]] = {}
         #: For each backward program, the predicate of its inputs outside the block.
         self._loose: dict[tuple[int, ...], ExpectedTensors] = {}
         self.kept = self.halves.backward.kept
@@ -350,7 +350,7 @@ class Pair:
             given[self.halves.backward.given.index(place)] = tensors[place].clone()
         return given
 
-    def backward(self, present: tuple[int, ...]) -> tuple[BackwardHalf, CompiledPart]:
+    def backward(self, present: tuple[int, ...]) -> tuple[BackwardGraph, CompiledPart]:
         """Returns the backward graph and program for output gradients of these results."""
         with self._lock:
             if present not in self.backwards:
@@ -365,7 +365,7 @@ class Pair:
         self.backwards[present] = backward, program
         return program
 
-    def _lying_beside_block(self, found: BackwardHalf, program: CompiledPart) -> ExpectedTensors:
+    def _lying_beside_block(self, found: BackwardGraph, program: CompiledPart) -> ExpectedTensors:
         """Returns a predicate: whether a backward program takes its inputs outside the block by
         address."""
         begin = len(found.given)
@@ -395,12 +395,12 @@ class Pair:
                 kept[place - self.outputs] = True
         narrowed = mixed(graph, narrow.dtype, given, [*wanted, *kept])
         self._dtypes = [value.dtype for value in narrowed.outputs]
-        channels_last = lying_last(narrowed) if self._engine.lays_last else ()
+        channels_last = channels_last_values(narrowed) if self._engine.lays_last else ()
         places = enumerate(narrowed.outputs[self.outputs :], self.outputs)
         self._last = {place for place, value in places if value in channels_last}
         return giving_last(narrowed, sorted(self._last))
 
-    def _backward(self, found: BackwardHalf, present: tuple[int, ...]) -> Graph:
+    def _backward(self, found: BackwardGraph, present: tuple[int, ...]) -> Graph:
         """The backward graph in the part's precision: it takes kept values in the layout in which
         they are kept; a gradient has the dtype of its input or result."""
         if self._narrow is None:
@@ -409,7 +409,7 @@ class Pair:
         return taking_last(self._mixed_backward(found, present, self._narrow), last)
 
     def _mixed_backward(
-        self, found: BackwardHalf, present: tuple[int, ...], narrow: Narrow
+        self, found: BackwardGraph, present: tuple[int, ...], narrow: Narrow
     ) -> Graph:
         """The backward graph in mixed precision."""
         graph = fold_batch_norm(found.graph, Context())

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from minidnn._torch_internals import BatchNorm
-from minidnn.acceleration.part import computes_its_own_way
+from minidnn.acceleration.part import overrides_computation
 from minidnn.frontends.torch.captured import Held
 
 # Samples of weights: some of their 32-bit words, all read at once before every call.
@@ -181,4 +181,4 @@ def _batches_of(statistics: Iterable[Held]) -> list[Held]:
 
 
 def _type(tensor: Any) -> Any:
-    return (tensor.shape, tensor.dtype, tensor.device, computes_its_own_way(tensor))
+    return (tensor.shape, tensor.dtype, tensor.device, overrides_computation(tensor))

@@ -38,7 +38,7 @@ from minidnn.bench.torchvision_models import allow, dtype_of
 from minidnn.bench.torchvision_models import models as torchvision
 from minidnn.bench.worker import LoadedEngine
 from minidnn.cudnn import machine
-from minidnn.cudnn.gpu_turn import turn
+from minidnn.cudnn.gpu_lock import gpu_lock
 from minidnn.measure import orders
 
 NCHW, LAST = "torch", "torch-channels-last"
@@ -307,7 +307,7 @@ def cell(
     the order of the report's "engines".  The report has the figures of each engine's making, or the
     reason why it failed.
     """
-    alone = partial(turn, 0)
+    alone = partial(gpu_lock, 0)
     built = Engines(cell_of(network, shape, precision, "quick", alone), engines)
     runs = built.runs
     with alone():
@@ -339,5 +339,5 @@ def cell_of(
 
 
 def _autotuned(cell: Cell, last: bool) -> tuple[Run, Any]:
-    with turn(0):  # it measures while it compiles
+    with gpu_lock(0):  # it measures while it compiles
         return inductor(cell, last, "max-autotune")

@@ -157,7 +157,7 @@ def predictor_of(options: argparse.Namespace, device: str | None, threads: int) 
 def _graph(options: argparse.Namespace, batch: int) -> Any:
     from minidnn.cli.classify import make_classifier
     from minidnn.cli.networks import batches_of_file
-    from minidnn.frontends.own import is_path
+    from minidnn.frontends.zoo import is_path
 
     classifier = make_classifier(options)
     if is_path(options.network):

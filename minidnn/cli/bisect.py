@@ -94,7 +94,7 @@ def _print_trial(trial: Trial) -> None:
 def _graph(options: argparse.Namespace) -> Graph:
     """The graph, with weights that expose a wrong rewrite."""
     from minidnn.cli.networks import graph_of
-    from minidnn.frontends.own import is_path
+    from minidnn.frontends.zoo import is_path
     from minidnn.layers.calibration import calibrate_on_noise
     from minidnn.models import get_model
 

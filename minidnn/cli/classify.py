@@ -132,7 +132,7 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     from minidnn.cli.networks import shape_of
     from minidnn.cli.preparing import DEFAULT, IMAGENET, known_of, load, source_of
     from minidnn.compiled_file import is_compiled
-    from minidnn.frontends.own import is_path
+    from minidnn.frontends.zoo import is_path
     from minidnn.layers.build import to_graph
     from minidnn.layers.calibration import calibrate_on_noise
     from minidnn.models import get_model

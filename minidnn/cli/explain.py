@@ -202,7 +202,7 @@ def document_of(executable: Executable, trail: Trail, passes: bool) -> dict[str,
             sum(one.bytes for one in storage if one.first <= at <= one.last)
             for at in range(len(plan.graph.nodes))
         ],
-        "by_image": [[node.name for node in group] for group in annotations.groups],
+        "batch_tiling": [[node.name for node in group] for group in annotations.groups],
         "notes": plan.notes,
         "stacks": [[node.name for node in nodes] for nodes in trail.stacks],
         "rewrites": [

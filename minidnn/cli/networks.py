@@ -16,7 +16,7 @@ import numpy as np
 from minidnn.dynamic.dim import Dim, Template, written
 from minidnn.errors import GraphError, MiniDNNError, UnsupportedError
 from minidnn.frontends.frontend import open_model
-from minidnn.frontends.own import is_path, network_of
+from minidnn.frontends.zoo import is_path, network_of
 from minidnn.graph.ir import Graph
 from minidnn.graph.types import numpy_dtype
 from minidnn.layers.build import to_graph
@@ -50,7 +50,7 @@ def graph_of(options: argparse.Namespace, network: Any = None) -> Graph:
 def _of_file(options: argparse.Namespace) -> Graph:
     """The graph of a file that a third party's front end reads, or else of a graph file."""
     from minidnn.frontends.frontend import ask
-    from minidnn.frontends.own import SavedFrontEnd
+    from minidnn.frontends.zoo import SavedFrontEnd
 
     name, asked = options.network, ask(options.network)
     if asked.found is not None and not isinstance(asked.found, SavedFrontEnd):

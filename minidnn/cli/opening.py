@@ -98,7 +98,7 @@ def _known(options: argparse.Namespace) -> tuple[Preparation | None, bool]:
     """The preparation that a file or published weights have, and whether it came from a file."""
     from minidnn.cli import preparing
     from minidnn.cli.preparing import known_of, source_of
-    from minidnn.frontends.own import is_path
+    from minidnn.frontends.zoo import is_path
     from minidnn.models import list_models
 
     name = options.network
@@ -135,7 +135,7 @@ def _size(options: argparse.Namespace, known: Preparation | None) -> tuple[int, 
     from minidnn.cli.networks import is_onnx, onnx_sizes
     from minidnn.frontends.onnx.model import read_model
     from minidnn.frontends.onnx.shapes import named_shapes
-    from minidnn.frontends.own import is_path
+    from minidnn.frontends.zoo import is_path
 
     size: tuple[int, int] | None = options.size
     if is_onnx(options.network):
@@ -151,7 +151,7 @@ def _size(options: argparse.Namespace, known: Preparation | None) -> tuple[int, 
 def _network(options: argparse.Namespace, say: Say) -> Any:
     """The network of the zoo with the weights of ``--weights``; None if NET has its own weights."""
     from minidnn.cli.preparing import load, source_of
-    from minidnn.frontends.own import is_path
+    from minidnn.frontends.zoo import is_path
     from minidnn.models import get_model, list_models
 
     name = options.network

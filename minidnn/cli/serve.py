@@ -179,7 +179,7 @@ def sources_of(options: argparse.Namespace, say: Callable[[str], None]) -> list[
 
 def _source(text: str, options: argparse.Namespace, say: Callable[[str], None]) -> Source:
     from minidnn.cli import preparing
-    from minidnn.frontends.own import is_path
+    from minidnn.frontends.zoo import is_path
     from minidnn.serving.model import Source
 
     head, equals, path = text.partition("=")
@@ -218,7 +218,7 @@ def _open(path: str, options: argparse.Namespace) -> Opened:
     from minidnn.cli import preparing
     from minidnn.cli.networks import is_onnx
     from minidnn.compiled_file import is_compiled
-    from minidnn.frontends.own import is_path, network_of
+    from minidnn.frontends.zoo import is_path, network_of
     from minidnn.serving.model import Opened
 
     if is_compiled(path):

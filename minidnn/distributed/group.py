@@ -22,7 +22,7 @@ from minidnn.distributed.rank import (
     RankWatch,
     find_rank,
 )
-from minidnn.graph.operators.ranks import meet_in
+from minidnn.graph.operators.ranks import set_process_group
 from minidnn.runtime.store import Store
 
 #: The most bytes of arrays that one collective operation sends together.
@@ -54,7 +54,7 @@ class RankGroup(Protocol):
         """The sums of host numbers over all ranks; waits for all ranks."""
 
     def add(self, arrays: Sequence[np.ndarray]) -> None:
-        """All-reduces host arrays in place: see :class:`minidnn.graph.operators.ranks.Meeting`."""
+        """All-reduces host arrays in place, as ``graph.operators.ranks.ProcessGroup`` says."""
 
     def agree(self, text: str) -> None:
         """DistributedError unless all ranks give the same text; each text is compared once."""
@@ -83,7 +83,7 @@ def connect(device: str | None) -> RankGroup:
             group = _joined[kind] = NcclGroup(place)
         else:
             group = _joined[kind] = GlooGroup(place)
-    meet_in(group)
+    set_process_group(group)
     return group
 
 
@@ -117,7 +117,7 @@ class GlooGroup(ConsensusCheck):
         self.watch.enter()
 
     def add(self, arrays: Sequence[np.ndarray]) -> None:
-        """See :class:`minidnn.graph.operators.ranks.Meeting`."""
+        """See :class:`minidnn.graph.operators.ranks.ProcessGroup`."""
         for bucket in _buckets(arrays):
             flat = np.concatenate([array.reshape(-1) for array in bucket])
             self._together(self._dist.all_reduce, flat)
@@ -261,7 +261,7 @@ class NcclGroup(ConsensusCheck):
 
     def begin(self, sums: Sequence[tuple[int, int, int, str]], ready: Any, done: Any) -> None:
         """Starts all-reduces between two events: see
-        :class:`minidnn.backends.cuda.rank_sums.DeviceMeeting`."""
+        :class:`minidnn.backends.cuda.rank_sums.DeviceProcessGroup`."""
         ready.record(self._cupy.cuda.get_current_stream())
         self._stream.wait_event(ready)
         stream = self._stream.ptr
@@ -275,7 +275,7 @@ class NcclGroup(ConsensusCheck):
         done.record(self._stream)
 
     def add(self, arrays: Sequence[np.ndarray]) -> None:
-        """See :class:`minidnn.graph.operators.ranks.Meeting`."""
+        """See :class:`minidnn.graph.operators.ranks.ProcessGroup`."""
         with self._device, self._stream:
             for array in arrays:
                 device_array = self._cupy.asarray(array)

@@ -12,7 +12,7 @@ from typing import Any
 
 from minidnn._forks import ForkLock
 from minidnn.dynamic.dim import Dim, Template
-from minidnn.dynamic.kept import KeptProgram, Key
+from minidnn.dynamic.kept import CachedProgram, Key
 from minidnn.dynamic.rows import row_wise
 from minidnn.dynamic.split import BatchPart, RowWise, parts_of
 from minidnn.graph.ir import Graph
@@ -29,7 +29,7 @@ class BatchSplit:
     """The parts of a batch, the program of each part, and which inputs and outputs have rows."""
 
     parts: tuple[BatchPart, ...]
-    programs: tuple[KeptProgram, ...]
+    programs: tuple[CachedProgram, ...]
     wise: RowWise
 
 
@@ -101,7 +101,7 @@ class BatchSplitter:
             rows *= 4
         return self.of(key, rows)
 
-    def split(self, key: Key, kept: Mapping[Key, KeptProgram]) -> BatchSplit | None:
+    def split(self, key: Key, kept: Mapping[Key, CachedProgram]) -> BatchSplit | None:
         """The split of a batch into parts for these programs; None if there is none."""
         if self.why_not is not None:
             return None

@@ -20,9 +20,9 @@ from minidnn.dynamic.batches import BatchSplit, BatchSplitter
 from minidnn.dynamic.dim import Dim, bound, check_inputs, sizes_of, templates_of, written
 from minidnn.dynamic.kept import (
     Background,
-    KeptProgram,
-    KeptPrograms,
+    CachedProgram,
     Key,
+    ProgramCache,
     SizeCounts,
     doubles,
     table_of,
@@ -79,7 +79,7 @@ class DynamicExecutable:
         self.background = background
         self._source = source
         self._names = [dim.name for dim in self.dims]
-        self._kept = KeptPrograms(keep, keep_bytes)
+        self._kept = ProgramCache(keep, keep_bytes)
         self._lock = ForkLock()  # of the cache; held shortly, never while a program is made
         #: Held while a program is compiled.
         self._making = ForkLock(reentrant=True)
@@ -90,7 +90,7 @@ class DynamicExecutable:
         self._parts_runs = 0
         self._generic_runs = 0
         #: The program for arrays of these shapes, so that a second call finds it at once.
-        self._ready: dict[Any, KeptProgram] = {}
+        self._ready: dict[Any, CachedProgram] = {}
         #: Sizes for which programs were requested for parts of batches.
         self._rungs: set[Key] = set()
         #: Sizes whose program could not be made in the background, and why.
@@ -197,7 +197,7 @@ class DynamicExecutable:
             raise GraphError(f"{batch.name!r} is 0; valid are {batch.valid}, as {wise}")
         return without_rows(self._made_now(key, tunes=False).executable, wise, given, out)
 
-    def _run_generic(self, key: Key, program: KeptProgram, given: Sequence[Any], out: Any) -> Any:
+    def _run_generic(self, key: Key, program: CachedProgram, given: Sequence[Any], out: Any) -> Any:
         """Runs a program with shape-generic kernels; a second call for the size has the size's own
         program made in the background."""
         with self._lock:
@@ -283,7 +283,7 @@ class DynamicExecutable:
         assert not isinstance(wise, str)
         write_programs(path, batch, wise, programs, metadata)
 
-    def ready(self, shapes: tuple[tuple[int, ...], ...]) -> KeptProgram | None:
+    def ready(self, shapes: tuple[tuple[int, ...], ...]) -> CachedProgram | None:
         """The program for arrays of these shapes, if there is one and it was called before.
 
         A caller that runs the program itself counts that: ``program.calls += 1``.
@@ -377,7 +377,7 @@ class DynamicExecutable:
         sizes = dict(zip(self._names, key, strict=True))
         return self._source.trace(bound(self._source.shapes, sizes))
 
-    def _made_now(self, key: Key, tunes: bool) -> KeptProgram:
+    def _made_now(self, key: Key, tunes: bool) -> CachedProgram:
         """The program for these sizes alone, which is compiled if there is none."""
         with self._making:
             with self._lock:
@@ -386,7 +386,7 @@ class DynamicExecutable:
                 return program
             return self._made(key, tunes, "compiled when asked for")
 
-    def _made_generic(self, key: Key) -> KeptProgram:
+    def _made_generic(self, key: Key) -> CachedProgram:
         """The program for these sizes; if there is none, one with shape-generic kernels is made."""
         with self._making_generic:
             with self._lock:
@@ -443,7 +443,7 @@ class DynamicExecutable:
                 if len(self._failed) < self._kept.most:
                     self._failed[key] = f"{type(error).__name__}: {error}"
 
-    def _made(self, key: Key, tunes: bool, how: str, any_size: bool = False) -> KeptProgram:
+    def _made(self, key: Key, tunes: bool, how: str, any_size: bool = False) -> CachedProgram:
         """Compiles a program and adds it to the cache; ``how`` is why, for :meth:`explain`."""
         start = time.perf_counter()
         executable = self._alike.of(key) if any_size else None
@@ -454,7 +454,7 @@ class DynamicExecutable:
                 executable = self._executable_of_any_size(graph)
             else:
                 executable = self._source.compile(graph, tunes)
-        program = KeptProgram(executable, how, any_size)
+        program = CachedProgram(executable, how, any_size)
         seconds = time.perf_counter() - start
         log.info("%s: compiled for sizes %s in %.2f s", self.name, key, seconds)
         with self._lock:
@@ -494,6 +494,6 @@ class DynamicExecutable:
                     program.in_parts += 1
         return split
 
-    def _programs(self) -> dict[Key, KeptProgram]:
+    def _programs(self) -> dict[Key, CachedProgram]:
         with self._lock:
             return dict(self._kept)

@@ -1,6 +1,6 @@
 """The cache of programs of an executable with named sizes, and its background thread.
 
-:class:`KeptPrograms` keeps the programs that are used most, within limits of number and memory;
+:class:`ProgramCache` keeps the programs that are used most, within limits of number and memory;
 :func:`write_programs` saves those for parts of batches to a file; :class:`Background` makes
 programs in a thread that ends when no job is left.
 """
@@ -58,7 +58,7 @@ sizes that were requested once are forgotten."""
 
 
 @dataclass
-class KeptProgram:
+class CachedProgram:
     """A program in the cache, and how much it is used.
 
     Attributes:
@@ -106,7 +106,7 @@ class KeptProgram:
         return self.executable.plan.arena.bytes
 
 
-class KeptPrograms:
+class ProgramCache:
     """A cache of at most ``most`` programs in at most ``most_bytes``, packed weights included (None
     for any number).
 
@@ -118,21 +118,21 @@ class KeptPrograms:
         self.most_bytes = most_bytes
         self.base: Key | None = None
         self.dropped = 0
-        self._programs: dict[Key, KeptProgram] = {}
+        self._programs: dict[Key, CachedProgram] = {}
         self._asked: dict[Key, float] = {}
         self._is_full = most == 1
 
-    def __iter__(self) -> Iterator[tuple[Key, KeptProgram]]:
+    def __iter__(self) -> Iterator[tuple[Key, CachedProgram]]:
         return iter(list(self._programs.items()))
 
     def __len__(self) -> int:
         return len(self._programs)
 
-    def find(self, key: Key) -> KeptProgram | None:
+    def find(self, key: Key) -> CachedProgram | None:
         """The program for these sizes; None if there is none."""
         return self._programs.get(key)
 
-    def add(self, key: Key, program: KeptProgram) -> None:
+    def add(self, key: Key, program: CachedProgram) -> None:
         """Adds a program, and evicts others until the limits hold; the new one always stays."""
         for each in self._programs.values():
             each.age()
@@ -195,7 +195,7 @@ class KeptPrograms:
         return victim is not None and asked > 2 * self._programs[victim].use
 
 
-def table_of(entries: Iterable[tuple[Key, KeptProgram]], names: Sequence[str]) -> list[str]:
+def table_of(entries: Iterable[tuple[Key, CachedProgram]], names: Sequence[str]) -> list[str]:
     """A table for ``explain``: the sizes of each program, and how much it was used."""
     lines = [f"{'sizes':<28} {'calls':>9} {'as part':>9} {'run MB':>8} {'ms':>9}  made"]
     for key, entry in entries:
@@ -236,7 +236,7 @@ def write_programs(
     path: str | os.PathLike[str],
     batch: Dim,
     wise: RowWise,
-    programs: Sequence[KeptProgram],
+    programs: Sequence[CachedProgram],
     metadata: Mapping[str, str],
 ) -> None:
     """Writes programs of several batches to a file.

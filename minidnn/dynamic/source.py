@@ -21,7 +21,7 @@ from minidnn.errors import GraphError, MiniDNNError, OutOfMemoryError, Unsupport
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.runtime.interface import interface_of
-from minidnn.runtime.plan import Described, described, described_plan, resized
+from minidnn.runtime.plan import Described, describe_plan, described, resized
 from minidnn.runtime.program import ResizableProgram
 
 
@@ -112,7 +112,7 @@ class ResizedPrograms:
         second = self._trace(other)
         if base.store is not None or described(second, arrays) != network:
             return
-        if described_plan(self._compile(second).plan) == described_plan(base.plan):
+        if describe_plan(self._compile(second).plan) == describe_plan(base.plan):
             self._base = base
             if asks_each:
                 self._network, self._arrays = network, arrays

@@ -101,12 +101,12 @@ def _onnx() -> FrontEnd:
 
 
 def _saved() -> FrontEnd:
-    frontend: FrontEnd = import_module("minidnn.frontends.own").SavedFrontEnd()
+    frontend: FrontEnd = import_module("minidnn.frontends.zoo").SavedFrontEnd()
     return frontend
 
 
 def _zoo() -> FrontEnd:
-    frontend: FrontEnd = import_module("minidnn.frontends.own").ZooFrontEnd()
+    frontend: FrontEnd = import_module("minidnn.frontends.zoo").ZooFrontEnd()
     return frontend
 
 

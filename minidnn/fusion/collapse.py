@@ -38,7 +38,7 @@ EVERYWHERE: tuple[Strategy, ...] = tuple(each for each in STRATEGIES if each != 
 #: Strategies under which nothing is fused.
 UNFUSED: tuple[Strategy, ...] = ("layers", "cudnn")
 #: Strategies under which nothing but contractions is fused: no stacks, concatenations are copied.
-APART: tuple[Strategy, ...] = ("contractions", *UNFUSED)
+NO_STACKS: tuple[Strategy, ...] = ("contractions", *UNFUSED)
 
 
 @dataclass(frozen=True)

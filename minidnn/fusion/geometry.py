@@ -265,13 +265,13 @@ def _is_written_out(window: Window) -> bool:
     return max(axis.kernel for axis in window.axes) <= MOST_TAPS
 
 
-def most_kept(steps: Sequence[Step], buffered: Iterable[Value]) -> int:
+def peak_live_planes(steps: Sequence[Step], buffered: Iterable[Value]) -> int:
     """Returns how many planes are kept between steps at once, where a result may replace what it is
     computed from."""
     return max(1, *_held(steps, dict.fromkeys(buffered, 1), 0))
 
 
-def most_beside(steps: Sequence[Step], inputs: Iterable[Value]) -> int:
+def window_temporaries(steps: Sequence[Step], inputs: Iterable[Value]) -> int:
     """Returns how many planes threads have in addition to those between steps, while a window
     computes what it reduces: its results, and those of its operands that are inputs."""
     input_set, counts = set(inputs), [0]

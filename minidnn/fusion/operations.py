@@ -50,7 +50,7 @@ class Operation:
     code: tuple[Instruction, ...] = ()
 
     @property
-    def is_join(self) -> bool:
+    def is_concat(self) -> bool:
         """Whether it is a concatenation."""
         return self.window is None and not self.code
 
@@ -90,7 +90,7 @@ class Operation:
         if not shares_work(self.window):
             return self.operations
         down, across = self.window.whole
-        first, second = (down, across) if self.window.joins.chooses else (across, down)
+        first, second = (down, across) if self.window.combiner.chooses else (across, down)
         fresh = min(second.stride, second.kernel)
         return fresh * max(1, first.kernel - 1) + second.kernel - 1
 

@@ -100,7 +100,7 @@ class _Builder:
         for operation in self.sequence.operations:
             begin, end = self._channels(operation.output)
             cuts.update((begin, end))
-            if operation.is_join:
+            if operation.is_concat:
                 for value in operation.operands:
                     begin += value.type.plane[1]
                     cuts.add(begin)
@@ -119,11 +119,11 @@ class _Builder:
         for value in operation.operands:
             if value in self.sequence.inputs:
                 one_channel = value.type.plane[1] == 1 != operation.output.type.plane[1]
-                alone = one_channel and not operation.is_join
+                alone = one_channel and not operation.is_concat
                 slots.append(Slot(value, 0 if alone else place))
             else:
                 slots.append(None)
-            if operation.is_join:
+            if operation.is_concat:
                 place += value.type.plane[1]
         return slots
 
@@ -138,7 +138,7 @@ class _Builder:
             for value, slot in zip(operation.operands, slots, strict=True)
         )
         result = self.numbers[operation.output]
-        if not operation.is_join:
+        if not operation.is_concat:
             vectors = tuple(self.vectors[vector] for vector in operation.vectors)
             return PlanOperation(result, operands, vectors, operation.window, operation.code)
         place = first
@@ -185,7 +185,7 @@ class _Builder:
         """Whether some operation broadcasts a value of one channel."""
         return any(
             value in operation.operands
-            and not operation.is_join
+            and not operation.is_concat
             and operation.output.type.plane[1] != 1
             for operation in self.sequence.operations
         )

@@ -22,7 +22,7 @@ from minidnn.graph.types import TensorType
 __all__ = [
     *("FusedContraction", "FusedElements", "FusedNormalization", "FusedSequence", "FusedSums"),
     *("Region", "FusedGradient"),
-    *("constants", "is_sum_of_planes", "sum_alone", "window_alone"),
+    *("constants", "is_spatial_sum", "region_of_sum", "region_of_window"),
 ]
 
 
@@ -142,7 +142,7 @@ def _number(type: TensorType) -> TensorType:
     return TensorType((*type.shape[:2], 1, 1), type.dtype)
 
 
-def window_alone(node: Node) -> FusedSequence:
+def region_of_window(node: Node) -> FusedSequence:
     """Returns the region of one window, whose patch is the whole plane."""
     operands = [Value(value.type, value.name) for value in node.inputs]
     inner = Node(node.op, operands, node.name)
@@ -211,7 +211,7 @@ class FusedSums(Region):
     @cached_property
     def by_plane(self) -> bool:
         """Whether each plane is added up by itself; a region does that of all its sums or none."""
-        (found,) = {is_sum_of_planes(node) for node in self.reductions.values()}
+        (found,) = {is_spatial_sum(node) for node in self.reductions.values()}
         return found
 
     @cached_property
@@ -255,7 +255,7 @@ class FusedGradient(Region):
         return self.gradient.output in self.body.outputs
 
     @cached_property
-    def front(self) -> Graph | None:
+    def producer(self) -> Graph | None:
         """The prologue, which computes the gradient that is read; None if there is none."""
         nodes = self.body.nodes[: self._place]
         return self._part(nodes, [], [nodes[-1].output]) if nodes else None
@@ -293,13 +293,13 @@ class FusedNormalization(Region):
         return self.body.nodes[1].inputs[1:]
 
 
-def is_sum_of_planes(node: Node) -> bool:
+def is_spatial_sum(node: Node) -> bool:
     """Whether a node sums or averages the planes of images."""
     op = node.op
     return isinstance(op, Reduce) and op.how in ("sum", "mean") and op.dims == (2, 3)
 
 
-def sum_alone(node: Node) -> FusedSums:
+def region_of_sum(node: Node) -> FusedSums:
     """Returns the region of one sum."""
     operands = [Value(value.type, value.name) for value in node.inputs]
     inner = Node(node.op, operands, node.name)

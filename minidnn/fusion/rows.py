@@ -17,9 +17,9 @@ from minidnn.fusion.region import Region
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.operator import Elementwise, Reshaping
 from minidnn.graph.operators import Expand, LayerNorm, LogSoftmax, Reduce, Softmax
-from minidnn.graph.types import HALVES, TensorType
+from minidnn.graph.types import HALF_DTYPES, TensorType
 
-_STORED = ("float32", *HALVES)
+_STORED = ("float32", *HALF_DTYPES)
 
 __all__ = [
     "FusedRows",
@@ -27,7 +27,7 @@ __all__ = [
     "RowShape",
     "is_along_rows",
     "is_column_sum",
-    "row_alone",
+    "region_of_row_operator",
     "rows_of",
 ]
 
@@ -165,7 +165,7 @@ def rows_of_all(body: Graph) -> RowShape:
     return common
 
 
-def row_alone(node: Node) -> FusedRows | None:
+def region_of_row_operator(node: Node) -> FusedRows | None:
     """Returns the region of one reduction or normalization over trailing axes, its value seen as
     rows; None if a node is neither, or its rows have no more than one element.
 

@@ -17,13 +17,13 @@ from minidnn.fusion.geometry import (
     Counts,
     Extent,
     extents,
-    most_beside,
-    most_kept,
     owned,
     peak,
+    peak_live_planes,
     scales,
     stays_in_registers,
     tasks_at_once,
+    window_temporaries,
 )
 from minidnn.fusion.operations import Operation, Stack, Step, copy_operation
 from minidnn.graph.ir import Value
@@ -280,7 +280,9 @@ class Sequence:
         whole = (schedule.rows, schedule.columns, schedule.strips) == (rows, columns, 1)
         if not device.register_bytes or not whole or not self.stays_in_registers:
             return None
-        planes = most_kept(self.steps, self.buffered) + most_beside(self.steps, self.inputs)
+        planes = peak_live_planes(self.steps, self.buffered) + window_temporaries(
+            self.steps, self.inputs
+        )
         bytes = planes * rows * columns * 4
         return bytes if bytes <= device.register_bytes else None
 
@@ -463,7 +465,7 @@ class Sequence:
 
 def _moves_by_one(window: Window, source: Value, extent: tuple[int, int]) -> bool:
     """Whether a narrow window moves by one position and keeps the size of the source's plane."""
-    narrow = window.columns.kernel <= (8 if window.joins.chooses else 4)
+    narrow = window.columns.kernel <= (8 if window.combiner.chooses else 4)
     return (
         narrow
         and window.is_plain

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Elementwise, Windowed
 from minidnn.graph.operators import Concat, Formula
-from minidnn.graph.types import BYTES, FLOATS, HALVES
+from minidnn.graph.types import BYTES, FLOATS, HALF_DTYPES
 
 
 def why_not_fusable(node: Node) -> str | None:
@@ -57,7 +57,7 @@ def mixes_floats(node: Node) -> bool:
     narrow = {*read, *(value.dtype for value in node.outputs)} - {"float32"}
     if op.compute != "float32" and op.dtype not in BYTES:
         return False
-    return (len(narrow) == 1 and narrow <= {*HALVES}) or (bool(narrow) and narrow <= {*BYTES})
+    return (len(narrow) == 1 and narrow <= {*HALF_DTYPES}) or (bool(narrow) and narrow <= {*BYTES})
 
 
 def _has_bytes(node: Node) -> bool:
@@ -245,14 +245,14 @@ def find_stacks(graph: Graph) -> list[list[Node]]:
     computed by writing its operands side by side in memory.
     """
     fusable = {node for node in graph.nodes if why_not_fusable(node) is None}
-    loose = [n for n in graph.nodes if n in fusable and _is_loose_join(graph, n, fusable)]
+    loose = [n for n in graph.nodes if n in fusable and _is_unfused_concat(graph, n, fusable)]
     while True:
         fusable.difference_update(loose)
         stacks = _grow(graph, fusable)
         loose = []
         for stack in stacks:
             members = set(stack)
-            loose += [node for node in stack if _is_loose_join(graph, node, members)]
+            loose += [node for node in stack if _is_unfused_concat(graph, node, members)]
         if not loose:
             return stacks
 
@@ -362,7 +362,7 @@ def _is_computed_for(graph: Graph, node: Node, value: Value) -> bool:
     )
 
 
-def _is_loose_join(graph: Graph, node: Node, stack: set[Node]) -> bool:
+def _is_unfused_concat(graph: Graph, node: Node, stack: set[Node]) -> bool:
     """Whether a node is a concatenation that is not read by its stack alone."""
     if not isinstance(node.op, Concat):
         return False
@@ -394,7 +394,7 @@ def _compute_alike(first: _Group, second: _Group) -> bool:
     if not (first.mixes or second.mixes):
         return len(first.dtypes | second.dtypes) <= 1
     moved = first.moved | second.moved
-    return len(moved) <= 1 and moved <= {*HALVES}
+    return len(moved) <= 1 and moved <= {*HALF_DTYPES}
 
 
 def _reads_broadcast(first: _Group, second: _Group) -> bool:

@@ -18,7 +18,7 @@ from minidnn.graph.operators import Concat, Identity, Slice, Transpose
 from minidnn.graph.types import TensorType
 
 __all__ = [
-    *("StridedView", "before_view", "dense_steps", "is_view", "read_view", "view_of"),
+    *("StridedView", "operand_view", "dense_strides", "is_view", "read_view", "view_of"),
     "written_view",
 ]
 
@@ -40,7 +40,7 @@ class StridedView:
     @classmethod
     def dense(cls, value: Value) -> StridedView:
         """The view of a value as it is stored."""
-        runs = zip(value.shape, dense_steps(value.type), strict=True)
+        runs = zip(value.shape, dense_strides(value.type), strict=True)
         return cls(tuple((run,) for run in runs))
 
     @property
@@ -124,7 +124,7 @@ def _merged(runs: Sequence[Run]) -> list[Run]:
     return merged
 
 
-def dense_steps(type: TensorType) -> Steps:
+def dense_strides(type: TensorType) -> Steps:
     """Returns the strides of a dense value."""
     steps = [1] * type.rank
     for axis in reversed(range(type.rank - 1)):
@@ -166,12 +166,12 @@ def written_view(body: Graph, value: Value) -> tuple[int, StridedView]:
         return body.outputs.index(value), StridedView.dense(value)
     (node,) = body.readers[value]
     place, view = written_view(body, node.output)
-    before = before_view(node, node.inputs.index(value), view)
+    before = operand_view(node, node.inputs.index(value), view)
     assert before is not None
     return place, before
 
 
-def before_view(node: Node, operand: int, view: StridedView) -> StridedView | None:
+def operand_view(node: Node, operand: int, view: StridedView) -> StridedView | None:
     """Returns the view of an operand, given that of a node's result; None if it has no strides
     there."""
     op, shape = node.op, node.inputs[operand].shape

@@ -39,7 +39,7 @@ class Target:
         return False
 
     @property
-    def multiplies_bytes(self) -> bool:
+    def multiplies_int8(self) -> bool:
         """Whether contractions of int8 and uint8 are computed, and faster than those of floats."""
         return False
 
@@ -54,7 +54,7 @@ class Target:
         return False
 
     @property
-    def turns_products(self) -> bool:
+    def transposes_products(self) -> bool:
         """Whether batched matrix products read and write matrices whose axes are permuted."""
         return False
 
@@ -173,13 +173,13 @@ class Target:
         it can."""
         return "this device adds up stored values"
 
-    def refuse_front(self, gradient: Node, sequence: Node) -> str | None:
+    def refuse_producer(self, gradient: Node, sequence: Node) -> str | None:
         """Why ``sequence`` cannot be the prologue of ``gradient``, a convolution's gradient for its
         input, which reads its result; None if it can."""
         return "this device reads stored gradients"
 
     @property
-    def adds_planes(self) -> bool:
+    def fuses_spatial_sums(self) -> bool:
         """Whether sums of planes are computed in sweeps, too, which may then read one element for
         each plane."""
         return False
@@ -224,7 +224,7 @@ class Target:
         """Predicted extra time of a node's writing ``value`` into a slice of a wider buffer."""
         return 0.0
 
-    def refuse_by_image(self, node: Node) -> str | None:
+    def refuse_batch_tiling(self, node: Node) -> str | None:
         """Why a node cannot be computed for one image of a batch at a time; None if it can."""
         return "this device computes whole batches"
 

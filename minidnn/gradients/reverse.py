@@ -24,7 +24,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.attention_patterns import (
     compose_attention,
     expand_attention,
-    read_results_behind,
+    read_transposed_results,
 )
 from minidnn.graph.checker import check_is_graph
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value, drop_unread
@@ -90,7 +90,7 @@ def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value |
         None if names is None else (*names, *(f"gradient.{value.name}" for value in values)),
         updates=graph.updates,
     )
-    return extended if graph is original else drop_unread(read_results_behind(extended))
+    return extended if graph is original else drop_unread(read_transposed_results(extended))
 
 
 def _with_attention(

@@ -13,11 +13,11 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression, argument, exp, log
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Operator, Reshaping
-from minidnn.graph.types import FLOATS, HALVES
+from minidnn.graph.types import FLOATS, HALF_DTYPES
 
 __all__ = [
     *("AttentionNodes", "compose_attention", "expand_attention", "factor_of", "is_cast"),
-    "read_results_behind",
+    "read_transposed_results",
 ]
 
 
@@ -71,7 +71,7 @@ def expand_attention(graph: Graph) -> tuple[Graph, Stands]:
     return rewriter.finish(), rewriter.value
 
 
-def read_results_behind(graph: Graph) -> Graph:
+def read_transposed_results(graph: Graph) -> Graph:
     """The graph whose attention gradients read the attention's result from the end of the chain of
     transposes and reshapes that follows it, by way of the inverse moves.
 
@@ -198,7 +198,7 @@ class AttentionNodes:
 
     def _wide(self, value: Value) -> Value:
         """A float16 or bfloat16 value cast to float32; any other value as it is."""
-        if value.dtype not in HALVES:
+        if value.dtype not in HALF_DTYPES:
             return value
         return self._add(ops.Formula(argument(0), title="Cast", compute="float32"), value)
 

@@ -30,7 +30,7 @@ from minidnn.errors import GraphError
 from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, Instruction, argument
 from minidnn.graph.scalar_ops import INTEGER_OPS
-from minidnn.graph.types import BYTES, FLOATS, HALVES, INTEGERS, NUMBERS, TensorType, plain
+from minidnn.graph.types import BYTES, FLOATS, HALF_DTYPES, INTEGERS, NUMBERS, TensorType, plain
 from minidnn.graph.window import Window, pool
 
 
@@ -204,10 +204,10 @@ class Elementwise(Operator):
                 f"operands have dtypes {', '.join(dict.fromkeys(dtypes))}; valid is one of "
                 f"{', '.join(NUMBERS)} for all of them"
             )
-        self.require_whole(dtypes[0])
+        self.require_integers(dtypes[0])
         return dtypes[0]
 
-    def require_whole(self, dtype: str) -> None:
+    def require_integers(self, dtype: str) -> None:
         """Requires, for an integer ``dtype``, that integers have all operations it computes."""
         if dtype not in INTEGERS:
             return
@@ -330,8 +330,8 @@ class Contraction(Operator):
 
     def result_dtype(self, *inputs: TensorType) -> str:
         """The dtype of the result; GraphError if the operands' dtypes do not fit."""
-        if not is_whole_product(*inputs):
-            half = inputs[0].dtype in HALVES
+        if not is_integer_product(*inputs):
+            half = inputs[0].dtype in HALF_DTYPES
             self.require_float(*inputs[:2])
             if not half or any(t.dtype != "float32" for t in inputs[2:]):
                 self.require_float(*inputs)
@@ -397,12 +397,12 @@ class Reduction(Operator):
 WHOLE = (*BYTES, "int32")
 
 
-def is_whole_product(*inputs: TensorType) -> bool:
+def is_integer_product(*inputs: TensorType) -> bool:
     """Whether a contraction of these operands is computed in integers."""
     return all(value.dtype in WHOLE for value in inputs[:2])
 
 
-def whole_sums(
+def integer_sums(
     product: Callable[..., np.ndarray], x: np.ndarray, weight: np.ndarray, zero: int = 0
 ) -> np.ndarray:
     """The product of ``x - zero`` and a weight, accumulated in int32, which wraps.

@@ -53,7 +53,7 @@ class Steps:
         )
 
 
-MOST_ZERO = 255
+MAX_ZERO_POINT = 255
 """The largest absolute value of a zero point of int8 or uint8."""
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
@@ -76,7 +76,7 @@ def before_rounding(code: Sequence[Instruction]) -> tuple[tuple[Instruction, ...
     if rounded.op != "round" or zero.op != "constant":
         return None
     zero_point = float(zero.value or 0)
-    if not zero_point.is_integer() or abs(zero_point) > MOST_ZERO:
+    if not zero_point.is_integer() or abs(zero_point) > MAX_ZERO_POINT:
         return None
     return tuple(code[: rounded.operands[0] + 1]), int(zero_point)
 

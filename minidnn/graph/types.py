@@ -18,8 +18,8 @@ ITEMSIZE |= {"int32": 4, "int64": 8, "bool": 1}
 #: is no other arithmetic in them, as it would wrap.
 ITEMSIZE |= {"uint8": 1, "int8": 1}
 BYTES = ("int8", "uint8")
-HALVES = ("float16", "bfloat16")
-FLOATS = (*HALVES, "float32", "float64")
+HALF_DTYPES = ("float16", "bfloat16")
+FLOATS = (*HALF_DTYPES, "float32", "float64")
 INTEGERS = ("int32", "int64")
 NUMBERS = (*FLOATS, *INTEGERS)
 

@@ -22,13 +22,13 @@ from minidnn.graph.types import saturated
 
 LONG = 16
 """The most taps along an axis that are added one after another; more are added in the order of
-:func:`join_taps`."""
+:func:`combine_taps`."""
 
-JoinName = Literal["max", "sum"]
+CombinerName = Literal["max", "sum"]
 
 
 @dataclass(frozen=True)
-class Join:
+class Combiner:
     """The reduction operation of a window: how two taps are combined into one number."""
 
     expression: Expression
@@ -42,9 +42,9 @@ class Join:
         return scalar.evaluate(self.expression, (a, b))
 
 
-JOINS: dict[JoinName, Join] = {
-    "max": Join(maximum(argument(0), argument(1)), -np.inf, True),  # NaN wins
-    "sum": Join(argument(0) + argument(1), 0.0, False),
+COMBINERS: dict[CombinerName, Combiner] = {
+    "max": Combiner(maximum(argument(0), argument(1)), -np.inf, True),  # NaN wins
+    "sum": Combiner(argument(0) + argument(1), 0.0, False),
 }
 
 ITSELF = argument(0)
@@ -183,7 +183,7 @@ class Window:
     are read at the output's own position.  ``tap`` is what one tap contributes, over these operands
     and, as last argument, the tap's number (row by row from 0).  Taps outside of the image
     contribute the identity of ``join``, the reduction.  Each row of taps is reduced, then the
-    results of the rows, in the order of :func:`join_taps`, which fixes the rounding of a sum and
+    results of the rows, in the order of :func:`combine_taps`, which fixes the rounding of a sum and
     keeps its error small.  ``finish`` is the result, over the reduced number and the number of taps
     that count: ``divisor``, or the taps inside the padded image (``count_padding=True``), or those
     inside the image itself.
@@ -191,7 +191,7 @@ class Window:
 
     rows: Axis
     columns: Axis
-    join: JoinName
+    join: CombinerName
     tap: Expression = ITSELF
     finish: Expression = ITSELF
     under: int = 1
@@ -215,14 +215,14 @@ class Window:
         return self.rows.kernel * self.columns.kernel
 
     @property
-    def joins(self) -> Join:
+    def combiner(self) -> Combiner:
         """The operation that reduces the taps."""
-        return JOINS[self.join]
+        return COMBINERS[self.join]
 
     @property
     def is_long(self) -> bool:
         """Whether the taps of some axis are reduced in another order than one after another."""
-        return not self.joins.chooses and max(self.rows.kernel, self.columns.kernel) > LONG
+        return not self.combiner.chooses and max(self.rows.kernel, self.columns.kernel) > LONG
 
     @property
     def is_plain(self) -> bool:
@@ -239,7 +239,7 @@ class Window:
     @property
     def chooses(self) -> bool:
         """Whether the result is one of the elements under the window, as in max pooling."""
-        return self.is_plain and self.is_finished and self.joins.chooses
+        return self.is_plain and self.is_finished and self.combiner.chooses
 
     @property
     def averages(self) -> bool:
@@ -320,7 +320,7 @@ class Evaluation:
         )
         with np.errstate(all="ignore"):
             row_results = [self._row(tap, down, across, here) for tap in range(window.rows.kernel)]
-            total = join_taps(window.joins, np.stack(row_results, -1))
+            total = combine_taps(window.combiner, np.stack(row_results, -1))
             if window.is_finished:
                 return total
             by_row, by_column = window.divisors(self.extent)
@@ -341,7 +341,7 @@ class Evaluation:
         (at_row, row_number, row_ok), (at_column, column_number, column_ok) = down, across
         rows, columns = np.flatnonzero(row_ok[:, tap]), np.flatnonzero(column_ok)
         shape = (*self.planes, len(row_ok), column_ok.size)
-        tap_values = np.full(shape, window.joins.identity, self.dtype)
+        tap_values = np.full(shape, window.combiner.identity, self.dtype)
         if rows.size and columns.size:
             positions = at_row[rows, tap], at_column.ravel()[columns]
             operands = [self.read(i, *positions) for i in range(window.under)]
@@ -353,7 +353,7 @@ class Evaluation:
             )
             results = scalar.evaluate(window.tap, (*operands, numbers.astype(self.dtype)))
             tap_values[:, :, rows[:, None], columns] = results
-        return join_taps(window.joins, tap_values.reshape(*shape[:3], *column_ok.shape))
+        return combine_taps(window.combiner, tap_values.reshape(*shape[:3], *column_ok.shape))
 
 
 def pool(window: Window, *operands: np.ndarray) -> np.ndarray:
@@ -375,7 +375,7 @@ def pool(window: Window, *operands: np.ndarray) -> np.ndarray:
     return result.astype(x.dtype, copy=False)
 
 
-def join_taps(join: Join, taps: np.ndarray) -> np.ndarray:
+def combine_taps(join: Combiner, taps: np.ndarray) -> np.ndarray:
     """Reduces the taps along the last axis, in the order that every device follows.
 
     Up to 16 taps are reduced from left to right.  If there are more, each block of up to 256 taps
@@ -401,18 +401,18 @@ def join_taps(join: Join, taps: np.ndarray) -> np.ndarray:
 
 
 def sum_taps(taps: np.ndarray) -> np.ndarray:
-    """The sums along the last axis, as :func:`join_taps` adds them."""
-    return join_taps(JOINS["sum"], taps)
+    """The sums along the last axis, as :func:`combine_taps` adds them."""
+    return combine_taps(COMBINERS["sum"], taps)
 
 
-def _one_by_one(join: Join, taps: np.ndarray) -> np.ndarray:
+def _one_by_one(join: Combiner, taps: np.ndarray) -> np.ndarray:
     total = np.full(taps.shape[:-1], join.identity, taps.dtype)
     for tap in range(taps.shape[-1]):
         total = join(total, taps[..., tap])
     return total
 
 
-def _padded_to(join: Join, taps: np.ndarray, multiple: int) -> np.ndarray:
+def _padded_to(join: Combiner, taps: np.ndarray, multiple: int) -> np.ndarray:
     """The taps with identity elements appended, up to a ``multiple`` of taps."""
     missing = -taps.shape[-1] % multiple
     if not missing:

@@ -23,7 +23,7 @@ import numpy as np
 
 from .._cached_property import cached_property
 from ..graph.expression import Instruction
-from ..graph.window import Join
+from ..graph.window import Combiner
 
 #: For each operation its text in languages like C, and a function for numbers and arrays.
 #: Operands of divisions are not negative: languages differ in the quotients of others.
@@ -196,7 +196,7 @@ class If:
 @dataclass(frozen=True)
 class FoldRange:
     """Names the reduction of a range of values, one for each :attr:`index` from 0 up to ``count``,
-    in the order of ``graph.window.join_taps``.
+    in the order of ``graph.window.combine_taps``.
 
     Attributes:
         condition: where it is false there is no value; None: it is true everywhere.
@@ -204,7 +204,7 @@ class FoldRange:
     """
 
     name: Expr
-    join: Join
+    join: Combiner
     count: Expr
     condition: Expr | None
     body: tuple[Statement, ...]

@@ -20,7 +20,7 @@ class AxisSchedule:
         points: sequential work is split where there are fewer points.
         widest: bytes of the widest access.
         keeps_sizes: sizes are symbols, except for 1, which leaves no arithmetic.
-        keeps_ones: 1 is a symbol, too.
+        keeps_unit_sizes: 1 is a symbol, too.
     """
 
     lanes: int = 0
@@ -28,11 +28,11 @@ class AxisSchedule:
     points: int = 1
     widest: int = 1
     keeps_sizes: bool = False
-    keeps_ones: bool = False
+    keeps_unit_sizes: bool = False
 
     def size(self, name: str, number: int) -> Expr:
         """A size of this launch, as a symbol or a constant."""
-        if self.keeps_sizes and (self.keeps_ones or number != 1):
+        if self.keeps_sizes and (self.keeps_unit_sizes or number != 1):
             return Expr("size", "int64", (), f"n_{name}", number)
         return constant(number)
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.cuda.contraction.config import AlgorithmConfig, CudaAlgorithm, build, room
 from ..backends.cuda.contraction.kernel import ContractionKernel
 from ..backends.cuda.contraction.kernel_registry import KERNELS, load_contraction
 from ..backends.cuda.contraction.problem import Addresses, ContractionProblem, contraction_of
-from ..backends.cuda.contraction.recipe import Form, Recipe, build, room
 from ..backends.cuda.functions import LaunchLoader, Run
 from ..backends.cuda.machine import Machine, machine_of
 from ..backends.cuda.tensor import tensor_of
@@ -32,7 +32,7 @@ from ..cudnn.enums import (
     MathType,
     is_coarse_winograd,
 )
-from ..cudnn.gpu_turn import turn
+from ..cudnn.gpu_lock import gpu_lock
 from ..cudnn.graph.timing import Contestant, race
 from ..errors import MiniDNNError
 from ..gpu import cupy
@@ -105,12 +105,12 @@ def _measured(
     load: LaunchLoader,
 ) -> dict[str, Any]:
     """Races the kernel's configurations, and times the fastest by itself."""
-    form = Form(kernel.name, 0)
+    form = CudaAlgorithm(kernel.name, 0)
     executables = []
     for choice in kernel.choices(problem, machine):
         core = load_contraction(problem, kernel, choice, machine, load)
-        recipe = Recipe(form, choice, (), room(problem, form, core.workspace))
-        executables.append(build(problem, recipe, core, machine, load))
+        config = AlgorithmConfig(form, choice, (), room(problem, form, core.workspace))
+        executables.append(build(problem, config, core, machine, load))
     if not executables:
         return {"why_not": "it has no shape of tiles for these sizes"}
     operand_arrays, expected = arrays(operands)
@@ -119,7 +119,7 @@ def _measured(
     workspace = cupy().empty(max(one.workspace for one in executables), "uint8")
     addresses = Addresses(x.data.ptr, w.data.ptr, y.data.ptr)
     runs: list[Run] = [one.bind(addresses, workspace.data.ptr) for one in executables]
-    with turn(cupy().cuda.runtime.getDevice()):
+    with gpu_lock(cupy().cuda.runtime.getDevice()):
         raced = race([Contestant(run) for run in runs])
         timed = {index: ms for index, ms in enumerate(raced) if ms is not None}
         if not timed:
@@ -129,7 +129,7 @@ def _measured(
         runs[fastest]()
         cupy().cuda.Device().synchronize()
         row = {
-            "choice": kernel.describe(executables[fastest].recipe.engine),
+            "choice": kernel.describe(executables[fastest].config.engine),
             "workspace": executables[fastest].workspace,
             "error": _engine_error(problem, shape, y, expected),
         }
@@ -254,7 +254,7 @@ def _convolutions(
                 )
                 row["workspace"] = plan.choice.workspace
                 addresses = [held[name].data.ptr for name in (*algorithms.given, RESULT)]
-                with turn(cupy().cuda.runtime.getDevice()):
+                with gpu_lock(cupy().cuda.runtime.getDevice()):
                     plan.run(*addresses)
                     row["error"] = _error(held[RESULT], expected.reshape(sizes[RESULT]))
                     row |= times(partial(plan.run, *addresses))
@@ -284,7 +284,7 @@ def _product(shape: ProductShape, operands: Operands, precision: str) -> dict[st
 
     row = {"name": "cuBLAS", "precision": precision, "family": "plain"}
     exact = {"exact": precision == "float32", "deterministic": True}
-    with turn(cupy().cuda.runtime.getDevice()):
+    with gpu_lock(cupy().cuda.runtime.getDevice()):
         run()
         return row | exact | {"error": _error(y, expected)} | times(run, repeat)
 

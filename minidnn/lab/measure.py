@@ -23,7 +23,7 @@ import numpy as np
 from ..backends.cuda.functions import compile_kernels
 from ..backends.cuda.kernels import Launch
 from ..backends.cuda.machine import machine_of
-from ..cudnn.gpu_turn import turn
+from ..cudnn.gpu_lock import gpu_lock
 from ..cudnn.graph.timing import Contestant, sample, timing_stream
 from ..gpu import cupy
 from ..measure import median
@@ -71,7 +71,7 @@ def measure(job: Job) -> dict[str, Any]:
         FaultError: the GPU reports a fault, after which this process cannot use it any more.
     """
     try:
-        with turn(cupy().cuda.runtime.getDevice()):
+        with gpu_lock(cupy().cuda.runtime.getDevice()):
             run = run_once(job)
             row = times(run)
         return row | ({"machine_code": code} if (code := _machine_code(job)) else {})

@@ -22,8 +22,8 @@ from minidnn.fusion.attention import (
     attention_shape,
     gradient_shape,
 )
-from minidnn.fusion.collapse import APART
-from minidnn.fusion.strided import StridedView, before_view, is_view, view_of
+from minidnn.fusion.collapse import NO_STACKS
+from minidnn.fusion.strided import StridedView, is_view, operand_view, view_of
 from minidnn.graph.attention_patterns import AttentionNodes, compose_attention
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value, drop_unread
 from minidnn.graph.operators import Attention, AttentionGradient, Concat
@@ -62,8 +62,8 @@ class _WrittenResults:
 
 def attend(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    unfused = context.strategy in APART
-    if not unfused and context.target.turns_products:
+    unfused = context.strategy in NO_STACKS
+    if not unfused and context.target.transposes_products:
         graph = drop_unread(compose_attention(graph)[0])
     attentions = [node for node in graph.nodes if isinstance(node.op, _BOTH)]
     if not attentions:
@@ -181,7 +181,7 @@ def _through(value: Value, nodes: Sequence[Node]) -> StridedView | None:
     it is no strided view of that result."""
     view: StridedView | None = StridedView.dense(nodes[-1].output if nodes else value)
     for before, node in zip([value, *(n.output for n in nodes)][-2::-1], nodes[::-1], strict=True):
-        view = None if view is None else before_view(node, node.inputs.index(before), view)
+        view = None if view is None else operand_view(node, node.inputs.index(before), view)
     return view
 
 
@@ -226,4 +226,4 @@ def _add(
 
 
 ATTEND = Pass("attend", attend)
-"""Runs before ``turn_products``, which fuses the products of attention that is expanded."""
+"""Runs before ``transpose_products``, which fuses the products of attention that is expanded."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from minidnn.fusion.collapse import APART, UNFUSED
+from minidnn.fusion.collapse import NO_STACKS, UNFUSED
 from minidnn.fusion.region import FusedNormalization
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Reshaping
@@ -39,7 +39,7 @@ def take_channels(graph: Graph, context: Context) -> Graph:
     same one wherever the same channels are read, or the source itself if it has exactly these
     channels.  Sources are values that no such move computes, so that a value that passes through
     several units unchanged is not copied in each.
-    Refuses: concatenations with other readers (``place_concat`` has their operands written in
+    Refuses: concatenations with other readers (``concat_in_place`` has their operands written in
     place), picks from more values than TakeChannels takes, moves of other axes, constants and
     integers; everything under the strategies "layers" and "cudnn", which fuse nothing.
     """
@@ -239,7 +239,7 @@ def view_channels(graph: Graph, context: Context) -> Graph:
     are viewed as (1, C, 1, 1).
     Refuses: other operands of lower rank; everything under strategies that fuse no stacks.
     """
-    if context.strategy in APART:
+    if context.strategy in NO_STACKS:
         return graph
     rewriter = Rewriter(graph)
     views: dict[Value, Value] = {}
@@ -282,7 +282,7 @@ def normalize_channels(graph: Graph, context: Context) -> Graph:
     Refuses: whatever the target refuses (noted with its reason); everything under strategies that
     fuse no stacks.
     """
-    if context.strategy in APART:
+    if context.strategy in NO_STACKS:
         return graph
     regions = []
     for node in graph.nodes:
@@ -309,4 +309,4 @@ def _moved(graph: Graph, node: Node) -> tuple[Node, Node, Node] | None:
     return before, node, after
 
 
-NORMALIZE_CHANNELS = Pass("normalize_channels", normalize_channels, requires=("turn_linear",))
+NORMALIZE_CHANNELS = Pass("normalize_channels", normalize_channels, requires=("linear_to_conv",))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from minidnn.fusion.collapse import APART
+from minidnn.fusion.collapse import NO_STACKS
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression, argument, linearize
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
@@ -40,7 +40,7 @@ def compose_branches(graph: Graph, context: Context) -> Graph:
     Refuses: vectors over channels; half precision, in which values in between are rounded;
     everything under strategies that fuse no stacks.
     """
-    if context.strategy in APART:
+    if context.strategy in NO_STACKS:
         return graph
     ways: dict[Value, _Ways] = {}
     meetings: dict[Node, tuple[Value, tuple[Node, ...]]] = {}
@@ -140,7 +140,7 @@ def compose_vectors(graph: Graph, context: Context) -> Graph:
     Refuses: other ranks, of which ``depth_first`` makes sequences; half precision, in which the
     value in between is rounded; everything under strategies that fuse no stacks.
     """
-    if context.strategy in APART:
+    if context.strategy in NO_STACKS:
         return graph
     rewriter = Rewriter(graph)
     #: For values of the new graph, the expression that computes each, and its operands.

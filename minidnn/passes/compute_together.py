@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from minidnn.fusion.collapse import APART
+from minidnn.fusion.collapse import NO_STACKS
 from minidnn.fusion.region import FusedElements, FusedSequence
 from minidnn.fusion.stacks import Groups, boundary
 from minidnn.graph.ir import Constant, Graph, Node, State, Value
@@ -39,7 +39,7 @@ def launch_together(graph: Graph, context: Context) -> Graph:
     the other writes; everything where the target computes them one by one, and under strategies
     that fuse no stacks.
     """
-    if context.strategy in APART or not context.target.computes_together:
+    if context.strategy in NO_STACKS or not context.target.computes_together:
         return graph
     regions = []
     for nodes in _launches(graph):
@@ -90,10 +90,11 @@ def _is_small(graph: Graph, node: Node) -> bool:
         return True
     if isinstance(op, FusedSequence):
         is_elementwise = all(
-            isinstance(each.op, Elementwise) and is_taken(each) for each in op.body.nodes
+            isinstance(each.op, Elementwise) and is_same_shape_elementwise(each)
+            for each in op.body.nodes
         )
         return is_elementwise and (all(map(_is_given, node.tensors)) or _ends(graph, node))
-    return is_taken(node)
+    return is_same_shape_elementwise(node)
 
 
 def _is_given(value: Value) -> bool:
@@ -125,7 +126,7 @@ def compute_together(graph: Graph, context: Context) -> Graph:
     Refuses: operators with vectors over channels or other broadcast operands; everything where the
     target computes them one by one, and under strategies that fuse no stacks.
     """
-    if context.strategy in APART or not context.target.computes_together:
+    if context.strategy in NO_STACKS or not context.target.computes_together:
         return graph
     groups = [nodes for nodes in _groups(graph) if len(nodes) > 1]
     regions = []
@@ -139,7 +140,7 @@ def compute_together(graph: Graph, context: Context) -> Graph:
 def _groups(graph: Graph) -> list[list[Node]]:
     """Groups of operators to compute together; each group is in the graph's order."""
     groups = Groups(graph)
-    operators = [node for node in graph.nodes if is_taken(node)]
+    operators = [node for node in graph.nodes if is_same_shape_elementwise(node)]
     #: The last operator of a shape that read a value, or a result of a node.
     readers: dict[tuple[Value | Node, tuple[int, ...]], Node] = {}
     for node in operators:
@@ -149,7 +150,7 @@ def _groups(graph: Graph) -> list[list[Node]]:
                 continue
             for source in (value, *((value.producer,) if value.producer is not None else ())):
                 for other in (readers.get((source, shape)), source):
-                    if isinstance(other, Node) and is_taken(other):
+                    if isinstance(other, Node) and is_same_shape_elementwise(other):
                         _try_join(groups, other, node)
                 readers[source, shape] = node
     members: dict[int, list[Node]] = {}
@@ -170,7 +171,7 @@ def _try_join(groups: Groups, one: Node, other: Node) -> None:
         groups.merge([one, other])
 
 
-def is_taken(node: Node) -> bool:
+def is_same_shape_elementwise(node: Node) -> bool:
     """Whether a node is element-wise on values that have its result's shape or one element."""
     if not isinstance(node.op, Elementwise) or node.op.channel_count:
         return False

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
-from minidnn.fusion.collapse import APART, ScheduledSequence, cheapest, collapse
+from minidnn.fusion.collapse import NO_STACKS, ScheduledSequence, cheapest, collapse
 from minidnn.fusion.operations import Stack, lower, shares_work
 from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
@@ -38,7 +38,7 @@ def depth_first(graph: Graph, context: Context) -> Graph:
         if not context.allow(f"compute {names} as {len(choices)} sequence(s)"):
             break
         _note_cuts(choices, lowered, context)
-        stack = 0 if context.strategy in APART else number
+        stack = 0 if context.strategy in NO_STACKS else number
         for part, choice in enumerate(choices, 1):
             make = partial(_region, choice.schedule, stack, part, len(choices))
             groups.append((_nodes_of(choice, nodes), make))
@@ -47,7 +47,7 @@ def depth_first(graph: Graph, context: Context) -> Graph:
 
 def stacks_of(graph: Graph, context: Context) -> list[list[Node]]:
     """The stacks to collapse; under strategies without stacks, every fusable node by itself."""
-    if context.strategy not in APART:
+    if context.strategy not in NO_STACKS:
         return find_stacks(graph)
     return [
         [node]

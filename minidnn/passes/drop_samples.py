@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minidnn.fusion.collapse import APART
+from minidnn.fusion.collapse import NO_STACKS
 from minidnn.graph.expression import argument, where
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operators import Formula, RandomDrop, View
@@ -29,7 +29,7 @@ _KEPT = Formula(
 
 def drop_samples(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    if context.strategy in APART or not context.target.drops_in_stacks:
+    if context.strategy in NO_STACKS or not context.target.drops_in_stacks:
         return graph
     rewriter = Rewriter(graph)
     #: Factors of samples, by the operator, the type and the operands of the generator.

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from minidnn.fusion.collapse import APART
+from minidnn.fusion.collapse import NO_STACKS
 from minidnn.fusion.rows import FusedRows, Role, RowShape, is_along_rows, is_column_sum, rows_of
 from minidnn.fusion.stacks import Groups, boundary
 from minidnn.graph.ir import Constant, Graph, Node
@@ -32,7 +32,7 @@ that it computes."""
 
 def fuse_rows(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    if context.strategy in APART:
+    if context.strategy in NO_STACKS:
         return graph
     regions = []
     for nodes in _Chains(graph).regions():

@@ -1,8 +1,8 @@
 """Rewrites of matrix products and linear layers to the operators that a device computes fastest.
 
 ``matmul_to_linear`` makes linear layers of products, ``contract_matrices`` makes gradients of 1x1
-convolutions of them, ``turn_linear`` makes 1x1 convolutions of linear layers over channels, and
-``turn_rows`` moves transposes of rows across linear layers.
+convolutions of them, ``linear_to_conv`` makes 1x1 convolutions of linear layers over channels, and
+``transpose_linear`` moves transposes of rows across linear layers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from minidnn.fusion.collapse import APART
+from minidnn.fusion.collapse import NO_STACKS
 from minidnn.fusion.strided import is_view
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value, drop_unread
@@ -155,7 +155,7 @@ FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 """Permutations of a Transpose from NHWC to NCHW, and from NCHW to NHWC."""
 
 
-def turn_linear(graph: Graph, context: Context) -> Graph:
+def linear_to_conv(graph: Graph, context: Context) -> Graph:
     """Linear layers over channels between transposes become 1x1 convolutions.
 
     Networks with layer normalization transpose images to channels last, for the normalization and
@@ -239,10 +239,10 @@ def _reshaped(weight: Constant, shape: tuple[int, ...]) -> np.ndarray:
     return weight.data.reshape(shape)
 
 
-TURN_LINEAR = Pass("turn_linear", turn_linear, requires=("simplify",))
+LINEAR_TO_CONV = Pass("linear_to_conv", linear_to_conv, requires=("simplify",))
 
 
-def turn_rows(graph: Graph, context: Context) -> Graph:
+def transpose_linear(graph: Graph, context: Context) -> Graph:
     """Transposes of rows move across linear layers, next to attention, which can absorb them.
 
     A linear layer computes each row independently.  Where batch and tokens are transposed before
@@ -254,13 +254,13 @@ def turn_rows(graph: Graph, context: Context) -> Graph:
     Refuses: a Transpose that moves features; everything under strategies that fuse no stacks, and
     where products do not read strided matrices.
     """
-    if context.strategy in APART or not context.target.turns_products:
+    if context.strategy in NO_STACKS or not context.target.transposes_products:
         return graph
-    return rows_turned(graph, context)
+    return transpose_linear_rows(graph, context)
 
 
-def rows_turned(graph: Graph, context: Context) -> Graph:
-    """The rewrites of ``turn_rows``, whatever the target and the strategy are."""
+def transpose_linear_rows(graph: Graph, context: Context) -> Graph:
+    """The rewrites of ``transpose_linear``, whatever the target and the strategy are."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         transpose, chain = _transpose_before(graph, node), _linear_chain_before(graph, node)
@@ -331,4 +331,4 @@ def _move_before(rewriter: Rewriter, transpose: Node, chain: list[Node]) -> None
     rewriter.replace(transpose.output, result.output)
 
 
-TURN_ROWS = Pass("turn_rows", turn_rows)
+TRANSPOSE_LINEAR = Pass("transpose_linear", transpose_linear)

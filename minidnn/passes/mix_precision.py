@@ -39,7 +39,7 @@ from minidnn.graph.operators import (
     Transpose,
     Variance,
 )
-from minidnn.graph.types import HALVES, rounded_to
+from minidnn.graph.types import HALF_DTYPES, rounded_to
 from minidnn.passes.infrastructure import Context, Pass
 
 _PRODUCTS = (Contraction, MatMul, Conv2dInputGradient, Conv2dWeightGradient)
@@ -53,7 +53,7 @@ _LEAST_RANK = 2
 def mix_precision(graph: Graph, context: Context) -> Graph:
     """See the module."""
     dtype = context.target.storage
-    if dtype not in HALVES or not graph.states:
+    if dtype not in HALF_DTYPES or not graph.states:
         return graph
     if not any(map(_is_product, graph.nodes)):
         return graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from minidnn.graph.ir import Graph
 from minidnn.passes.absorb import ABSORB
 from minidnn.passes.attend import ATTEND
-from minidnn.passes.by_image import BY_IMAGE
+from minidnn.passes.batch_tiling import BATCH_TILING
 from minidnn.passes.channels import NORMALIZE_CHANNELS, TAKE_CHANNELS, VIEW_CHANNELS
 from minidnn.passes.compose import (
     COMPOSE_BRANCHES,
@@ -17,30 +17,44 @@ from minidnn.passes.compute_together import COMPUTE_TOGETHER, LAUNCH_TOGETHER
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.drop_samples import DROP_SAMPLES
 from minidnn.passes.fold import FOLD_BATCH_NORM, FOLD_BIAS, FOLD_PAD
+from minidnn.passes.fuse_reductions import (
+    FUSE_EPILOGUE_REDUCTIONS,
+    FUSE_PLANE_REDUCTIONS,
+    FUSE_PRODUCERS,
+)
 from minidnn.passes.fuse_rows import FUSE_ROWS
+from minidnn.passes.in_place import (
+    CONCAT_IN_PLACE,
+    OVERLAP_RANK_SUMS,
+    SLICE_IN_PLACE,
+    UPDATE_IN_PLACE,
+)
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.keep_layers import KEEP_LAYERS
 from minidnn.passes.layout import LAYOUT
-from minidnn.passes.linear import CONTRACT_MATRICES, MATMUL_TO_LINEAR, TURN_LINEAR, TURN_ROWS
+from minidnn.passes.linear import (
+    CONTRACT_MATRICES,
+    LINEAR_TO_CONV,
+    MATMUL_TO_LINEAR,
+    TRANSPOSE_LINEAR,
+)
 from minidnn.passes.mix_precision import MIX_PRECISION
-from minidnn.passes.move_pools import AVERAGE_PLANES, POOL_FIRST, POOL_LAST
-from minidnn.passes.multiply_bytes import MULTIPLY_BYTES
-from minidnn.passes.place import PLACE_CONCAT, PLACE_PARTS, PLACE_SUMS, PLACE_UPDATES
+from minidnn.passes.move_pooling import GLOBAL_POOLS_TO_MEANS, HOIST_POOLING, SINK_POOLING
+from minidnn.passes.multiply_int8 import MULTIPLY_INT8
 from minidnn.passes.recompute import RECOMPUTE
 from minidnn.passes.rederive import REDERIVE
 from minidnn.passes.reduce_precision import REDUCE_PRECISION
 from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.share_sums import REPEAT_INSIDE, SHARE_SUMS, SUM_COLUMNS
-from minidnn.passes.simplify import FREEZE, SHARE_JOINS, SIMPLIFY
-from minidnn.passes.sum_inside import MAKE_IN_FRONT, SUM_BEHIND, SUM_INSIDE
+from minidnn.passes.simplify import FREEZE, SHARE_CONCATS, SIMPLIFY
 from minidnn.passes.sum_together import STORE_SUMMED, SUM_TOGETHER
-from minidnn.passes.turn_products import TURN_PRODUCTS
+from minidnn.passes.transpose_products import TRANSPOSE_PRODUCTS
 
 PIPELINE: tuple[Pass, ...] = (
     FREEZE,
     KEEP_LAYERS,
-    MULTIPLY_BYTES,
-    TURN_ROWS,
+    MULTIPLY_INT8,
+    TRANSPOSE_LINEAR,
     CONTRACT_MATRICES,
     COMPOSE_GRADIENTS,
     SHARE_SUMS,
@@ -50,42 +64,42 @@ PIPELINE: tuple[Pass, ...] = (
     VIEW_CHANNELS,
     SIMPLIFY,
     TAKE_CHANNELS,
-    SHARE_JOINS,
+    SHARE_CONCATS,
     COMPOSE_BRANCHES,
     FOLD_PAD,
     FOLD_BIAS,
-    TURN_LINEAR,
+    LINEAR_TO_CONV,
     FOLD_BATCH_NORM,
-    POOL_FIRST,
-    POOL_LAST,
+    HOIST_POOLING,
+    SINK_POOLING,
     REDUCE_PRECISION,
     MIX_PRECISION,
     MATMUL_TO_LINEAR,
     ATTEND,
-    TURN_PRODUCTS,
+    TRANSPOSE_PRODUCTS,
     REDERIVE,
     ABSORB,
     NORMALIZE_CHANNELS,
     SUM_COLUMNS,
     FUSE_ROWS,
     COMPOSE_VECTORS,
-    AVERAGE_PLANES,
+    GLOBAL_POOLS_TO_MEANS,
     SUM_TOGETHER,
     STORE_SUMMED,
     DEPTH_FIRST,
-    SUM_INSIDE,
+    FUSE_PLANE_REDUCTIONS,
     COMPUTE_TOGETHER,
     LAUNCH_TOGETHER,
-    SUM_BEHIND,
-    MAKE_IN_FRONT,
+    FUSE_EPILOGUE_REDUCTIONS,
+    FUSE_PRODUCERS,
     LAYOUT,
-    PLACE_CONCAT,
-    PLACE_PARTS,
+    CONCAT_IN_PLACE,
+    SLICE_IN_PLACE,
     SCHEDULE,
-    PLACE_SUMS,
+    OVERLAP_RANK_SUMS,
     RECOMPUTE,
-    BY_IMAGE,
-    PLACE_UPDATES,
+    BATCH_TILING,
+    UPDATE_IN_PLACE,
 )
 
 

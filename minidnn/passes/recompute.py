@@ -26,9 +26,9 @@ from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Node, State, Value
 from minidnn.graph.operator import Contraction
 from minidnn.graph.operators import SumOverRanks
-from minidnn.memory import Annotations, Placement, plan_groups, plan_memory, storage_roots, touched
+from minidnn.memory import Annotations, BufferView, plan_groups, plan_memory, storage_roots, touched
+from minidnn.passes.in_place import update_in_place
 from minidnn.passes.infrastructure import Context, Pass
-from minidnn.passes.place import place_updates
 
 MOST_NODES = 40
 """A value that needs more nodes than that to be computed again is kept."""
@@ -56,7 +56,7 @@ def stored_bytes(graph: Graph) -> int:
 def needed_bytes(graph: Graph, context: Context) -> int:
     """Bytes of weights, states, and the arenas of all other values, by the graph's annotations; the
     arena of a group that runs image by image counts once for each worker."""
-    placed, annotations = place_updates(graph, context), context.annotations
+    placed, annotations = update_in_place(graph, context), context.annotations
     worker_bytes = plan_groups(placed, annotations).bytes * context.target.device.workers
     return stored_bytes(placed) + plan_memory(placed, annotations).bytes + worker_bytes
 
@@ -280,7 +280,7 @@ def _with_copies(use: _Use, candidate: _Candidate) -> tuple[Graph, Annotations]:
                 name = _fresh(f"{each.name}.again", names)
                 add(each, name)
         add(node, node.name)
-    rebuilt = Graph(
+    rebuild_nodes = Graph(
         graph.inputs,
         [current.get(value, value) for value in graph.outputs],
         nodes,
@@ -288,7 +288,7 @@ def _with_copies(use: _Use, candidate: _Candidate) -> tuple[Graph, Annotations]:
         graph.output_names,
         updates={state: current.get(value, value) for state, value in graph.updates.items()},
     )
-    return rebuilt, _moved(annotations, twins)
+    return rebuild_nodes, _moved(annotations, twins)
 
 
 def _fresh(name: str, names: set[str]) -> str:
@@ -308,7 +308,7 @@ def _moved(annotations: Annotations, twins: dict[Value, list[Value]]) -> Annotat
         for twin in twins.get(value, [value])
     }
     placements = {
-        twin: Placement(twins.get(place.buffer, [place.buffer])[0], place.channel)
+        twin: BufferView(twins.get(place.buffer, [place.buffer])[0], place.channel)
         for value, place in annotations.placements.items()
         for twin in twins.get(value, [value])
     }

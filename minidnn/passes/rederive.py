@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from minidnn.fusion.collapse import APART
+from minidnn.fusion.collapse import NO_STACKS
 from minidnn.fusion.stacks import why_not_fusable
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Windowed
@@ -41,7 +41,7 @@ SMALL = 1 / 16
 
 def rederive(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    if context.strategy in APART:
+    if context.strategy in NO_STACKS:
         return graph
     if graph.updates:
         forward = forward_nodes(graph)

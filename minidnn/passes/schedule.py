@@ -114,4 +114,4 @@ def _touched(node: Node, roots: dict[Value, Value]) -> list[Value]:
     return list(dict.fromkeys(roots[value] for value in (*node.tensors, *node.outputs)))
 
 
-SCHEDULE = Pass("schedule", schedule, requires=("place_parts",))
+SCHEDULE = Pass("schedule", schedule, requires=("slice_in_place",))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from minidnn.fusion.collapse import APART
+from minidnn.fusion.collapse import NO_STACKS
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Operator
 from minidnn.graph.operators import Concat, Expand, Reduce, Transpose, Variance, View
@@ -27,7 +27,7 @@ def sum_columns(graph: Graph, context: Context) -> Graph:
     but the second, of a transpose that moves the last axis there: its operand is summed instead.
     Refuses: other sums; targets that say so; everything under strategies that fuse no stacks.
     """
-    if context.strategy in APART or not context.target.adds_columns:
+    if context.strategy in NO_STACKS or not context.target.adds_columns:
         return graph
     rewriter = Rewriter(graph)
     for node in graph.nodes:

@@ -1,7 +1,7 @@
 """Basic cleanups: constant states, constant folding, identities, dead code and concatenations.
 
 ``freeze`` makes constants of states; ``simplify`` removes identities and dead nodes and folds
-constants; ``share_joins`` lets a concatenation read one of its prefixes.
+constants; ``share_concats`` lets a concatenation read one of its prefixes.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _merged_concats(graph: Graph, context: Context) -> Graph:
     """The graph with nested concatenations along one axis merged."""
     rewriter = Rewriter(graph)
     merged: dict[Value, list[Value]] = {}
-    nested = _parts_of_joins(graph)
+    nested = _slices_of_concats(graph)
     for node in graph.nodes:
         if node in nested and context.allow(f"join {node.name} with the next"):
             merged[node.output] = _operands(node, rewriter, merged)
@@ -166,7 +166,7 @@ def _merged_concats(graph: Graph, context: Context) -> Graph:
     return rewriter.finish()
 
 
-def _parts_of_joins(graph: Graph) -> set[Node]:
+def _slices_of_concats(graph: Graph) -> set[Node]:
     """Concatenations that only concatenations along the same axis read, all of which end up in one
     concatenation."""
     merged_into: dict[Node, Node] = {}  # the concatenation that each is merged into
@@ -245,8 +245,8 @@ def _without_dead(graph: Graph, context: Context, rewriter: Rewriter) -> list[No
     return kept[::-1]
 
 
-def no_joins_of_joins(graph: Graph) -> Iterator[str]:
-    parts = _parts_of_joins(graph)
+def flatten_concats(graph: Graph) -> Iterator[str]:
+    parts = _slices_of_concats(graph)
     for node in graph.nodes:
         if node in parts:
             yield f"the join {node.name!r} is only read by another join along its axis"
@@ -264,14 +264,14 @@ def no_dead_nodes(graph: Graph) -> Iterator[str]:
             yield f"nobody reads node {node.name!r}"
 
 
-SIMPLIFY = Pass("simplify", simplify, ensures=(no_identities, no_joins_of_joins, no_dead_nodes))
+SIMPLIFY = Pass("simplify", simplify, ensures=(no_identities, flatten_concats, no_dead_nodes))
 
 
 #: Concatenations of the old graph, by axis and operands.
 _Known = Mapping[tuple[int, tuple[Value, ...]], Node]
 
 
-def share_joins(graph: Graph, context: Context) -> Graph:
+def share_concats(graph: Graph, context: Context) -> Graph:
     """A concatenation that begins with all operands of another one reads that one's result.
 
     Networks are written in both ways: DenseNet's layers concatenate all values so far
@@ -329,6 +329,6 @@ def _no_shared_prefixes(graph: Graph) -> Iterator[str]:
             known[_axis(node), node.inputs] = node
 
 
-SHARE_JOINS = Pass(
-    "share_joins", share_joins, requires=("simplify",), ensures=(_no_shared_prefixes,)
+SHARE_CONCATS = Pass(
+    "share_concats", share_concats, requires=("simplify",), ensures=(_no_shared_prefixes,)
 )

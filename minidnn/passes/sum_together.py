@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from minidnn.fusion.collapse import APART
-from minidnn.fusion.region import FusedSums, is_sum_of_planes
+from minidnn.fusion.collapse import NO_STACKS
+from minidnn.fusion.region import FusedSums, is_spatial_sum
 from minidnn.fusion.stacks import Groups, boundary, why_not_fusable
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Operator
@@ -78,8 +78,8 @@ def sum_together(graph: Graph, context: Context) -> Graph:
 def _sweeps(graph: Graph, context: Context) -> list[_Sweep]:
     """The sweeps of a graph: each sum is added to the latest sweep that fits, or begins a new
     one."""
-    planes = context.target.adds_planes
-    fuses = context.strategy not in APART
+    planes = context.target.fuses_spatial_sums
+    fuses = context.strategy not in NO_STACKS
     reach = _reach(graph, planes) if fuses else {}
     sweeps: list[_Sweep] = []
     for node in graph.nodes:
@@ -102,7 +102,7 @@ def _fits(graph: Graph, sweep: _Sweep, new: _Sweep) -> bool:
     operands are computed before the sweep, and few tensors are read in all."""
     if len(sweep.sums) == MOST_SUMS or sweep.sums[0].inputs[0].shape != new.sums[0].inputs[0].shape:
         return False
-    if is_sum_of_planes(sweep.sums[0]) != is_sum_of_planes(new.sums[0]):
+    if is_spatial_sum(sweep.sums[0]) != is_spatial_sum(new.sums[0]):
         return False
     if sweep.tensors.keys().isdisjoint(new.tensors):
         return False
@@ -182,7 +182,7 @@ def _is_sum(node: Node, planes: bool) -> bool:
     op, x = node.op, node.inputs[0] if node.inputs else None
     if x is None or x.dtype not in FLOATS or isinstance(x, Constant) or x.type.size == 0:
         return False
-    if planes and x.type.rank == 4 and is_sum_of_planes(node):
+    if planes and x.type.rank == 4 and is_spatial_sum(node):
         return True
     if isinstance(op, Reduce):
         others = tuple(d for d in range(x.type.rank) if d != 1)
@@ -276,7 +276,7 @@ def store_summed(graph: Graph, context: Context) -> Graph:
     than a thread holds at a time; everything where the target's sweeps store nothing, and under
     strategies that fuse no stacks.
     """
-    if context.strategy in APART or not context.target.stores_summed:
+    if context.strategy in NO_STACKS or not context.target.stores_summed:
         return graph
     groups = Groups(graph)
     stored: set[Value] = set()

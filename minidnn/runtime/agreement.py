@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from minidnn.graph.ir import Graph
 from minidnn.graph.operators import SumOverRanks
-from minidnn.graph.operators.ranks import meeting_of
+from minidnn.graph.operators.ranks import process_group_of
 
 WHY_NO_TIMES = (
     "regions of a program that sums over ranks are not timed: all ranks would have to do it at once"
@@ -30,4 +30,4 @@ def agree_on_sums(graph: Graph) -> None:
     sums = sums_over_ranks(graph)
     if sums:
         ranks = next(n.op.ranks for n in graph.nodes if isinstance(n.op, SumOverRanks))
-        meeting_of(ranks).agree("\n".join(sums))
+        process_group_of(ranks).agree("\n".join(sums))

@@ -2,7 +2,7 @@
 
 The compiler makes it, and a backend lowers it to a program.  The plan for inputs of other sizes has
 the same operators in the same order and layouts: no pass runs again.  Two plans compute the same,
-sizes aside, if their descriptions (:func:`described_plan`) are equal.
+sizes aside, if their descriptions (:func:`describe_plan`) are equal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Node, State, Stored, Value
 from minidnn.graph.layout import Layout
 from minidnn.graph.types import TensorType
-from minidnn.memory import Annotations, Arena, Placement, plan_groups, plan_memory, storage_roots
+from minidnn.memory import Annotations, Arena, BufferView, plan_groups, plan_memory, storage_roots
 from minidnn.passes.infrastructure import Context, Rewrite
 from minidnn.passes.recompute import stored_bytes
 
@@ -103,7 +103,7 @@ def resized(plan: Plan, shapes: Sequence[tuple[int, ...]]) -> Plan:
     annotations = Annotations(
         {values.get(value, value): layout for value, layout in old.layouts.items()},
         {
-            values.get(value, value): Placement(values.get(at.buffer, at.buffer), at.channel)
+            values.get(value, value): BufferView(values.get(at.buffer, at.buffer), at.channel)
             for value, at in old.placements.items()
         },
         tuple(tuple(nodes[node] for node in group) for group in old.groups),
@@ -174,7 +174,7 @@ def has_same_numbers(one: np.ndarray, other: np.ndarray | None) -> bool:
     return np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes()
 
 
-def described_plan(plan: Plan) -> Described:
+def describe_plan(plan: Plan) -> Described:
     """Describes what a plan computes, with the layouts and placements of values, sizes aside."""
     graph, annotations = plan.graph, plan.annotations
     number = {value: i for i, value in enumerate(graph.values)}

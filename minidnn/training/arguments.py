@@ -18,7 +18,7 @@ def check_number(owner: object, name: str, value: Any, least: float, most: float
         raise GraphError(f"{type(owner).__name__}: {name}={value!r:.80}; valid is a number {bound}")
 
 
-def check_whole(owner: object, name: str, value: Any, least: int) -> None:
+def check_integer(owner: object, name: str, value: Any, least: int) -> None:
     """GraphError unless it is an integer of at least ``least``."""
     given = plain(value)
     if type(given) is not int or given < least:

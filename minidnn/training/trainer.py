@@ -21,7 +21,7 @@ from minidnn.layers.build import to_graph
 from minidnn.preparation import Preparation
 from minidnn.runtime.store import Store
 from minidnn.training import checkpoint
-from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.arguments import check_integer, check_number
 from minidnn.training.callbacks.callback import Callback
 from minidnn.training.callbacks.checkpoint import CheckpointWriter
 from minidnn.training.carried import as_layer
@@ -132,9 +132,9 @@ class Trainer:
         network, shape = as_layer(network, shape)
         if not isinstance(optimizer, Optimizer):
             raise GraphError(f"optimizer={optimizer!r:.80}; valid is one of minidnn.optim")
-        check_whole(self, "accumulate", accumulate, 1)
-        check_whole(self, "seed", seed, 0)
-        check_whole(self, "steps_per_launch", steps_per_launch, 1)
+        check_integer(self, "accumulate", accumulate, 1)
+        check_integer(self, "seed", seed, 0)
+        check_integer(self, "steps_per_launch", steps_per_launch, 1)
         if steps_per_launch > 1 and (accumulate > 1 or distributed):
             raise GraphError(
                 f"steps_per_launch={steps_per_launch}, accumulate={accumulate}, distributed="
@@ -390,7 +390,7 @@ class Trainer:
 
         TrainingError if a loss is not finite and ``stop_on_nan``; it names the layer that made it.
         """
-        check_whole(self, "epochs", epochs, 0)
+        check_integer(self, "epochs", epochs, 0)
         run(self, FitArguments(train, epochs, validate, callbacks, stop_on_nan))
         return self.history
 

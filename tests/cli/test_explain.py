@@ -78,8 +78,8 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
         "== before freeze ==",
         "== after freeze ==",
         "== after keep_layers ==",
-        "== after multiply_bytes ==",
-        "== after turn_rows ==",
+        "== after multiply_int8 ==",
+        "== after transpose_linear ==",
         "== after contract_matrices ==",
         "== after compose_gradients ==",
         "== after share_sums ==",
@@ -89,14 +89,14 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
         "== after view_channels ==",
         "== after simplify ==",
         "== after take_channels ==",
-        "== after share_joins ==",
+        "== after share_concats ==",
         "== after compose_branches ==",
         "== after fold_pad ==",
         "== after fold_bias ==",
-        "== after turn_linear ==",
+        "== after linear_to_conv ==",
         "== after fold_batch_norm ==",
     ]
-    assert "depth_first" in " ".join(headings) and headings[-2] == "== after place_updates =="
+    assert "depth_first" in " ".join(headings) and headings[-2] == "== after update_in_place =="
     assert out.startswith(f"== before freeze ==\n{graph}\n")
     assert "(the same graph)" in out
     assert out.split("== annotations ==\n")[1].startswith("layout %input: NCHW\n")

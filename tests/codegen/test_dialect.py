@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minidnn.backends.codegen.dialect import CUDA, ISPC, C, Dialect, literal
-from minidnn.backends.codegen.functions import BOUNDS, FUNCTIONS, WHOLE_FUNCTIONS
+from minidnn.backends.codegen.functions import BOUNDS, FUNCTIONS, INTEGER_FUNCTIONS
 from minidnn.graph.expression import (
     Instruction,
     argument,
@@ -40,7 +40,7 @@ static float floatbits(uint32_t x) { float y; memcpy(&y, &x, 4); return y; }
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """``each_<name>`` of every function, and those of whole numbers."""
     folder = tmp_path_factory.mktemp("functions")
-    text = PRELUDE + C.fill(FUNCTIONS) + C.fill(WHOLE_FUNCTIONS).replace("@", "whole")
+    text = PRELUDE + C.fill(FUNCTIONS) + C.fill(INTEGER_FUNCTIONS).replace("@", "whole")
     for name in BOUNDS:
         call = f"md_{name}(a[i], b[i])" if name == "pow" else f"md_{name}(a[i])"
         head = f"void each_{name}(const float *a, const float *b, float *y, int64 size)"

@@ -22,7 +22,7 @@ from minidnn.backends.cpu.execution.bind import Task
 from minidnn.backends.cpu.isa import (
     AVX512,
     BFLOAT16_ISAS,
-    BYTE_ISAS,
+    INT8_ISAS,
     Isa,
     best_isa,
     bfloat16_isa,
@@ -83,7 +83,7 @@ def numbers_of(task: Task) -> list[int]:
     ("kind", "isa"),
     [
         *(pytest.param("bfloat16", isa, marks=NO_BFLOAT16) for isa in BFLOAT16_ISAS["avx512"]),
-        *(("bytes", isa) for isa in BYTE_ISAS["avx512"]),
+        *(("bytes", isa) for isa in INT8_ISAS["avx512"]),
     ],
     ids=lambda each: each.name if isinstance(each, Isa) else each,
 )

@@ -10,9 +10,9 @@ from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.backends.cpu.compilers import kernels
 from minidnn.backends.cpu.compilers.library import NativeFunction
-from minidnn.backends.cpu.contraction import multiplies_bytes
+from minidnn.backends.cpu.contraction import multiplies_int8
 from minidnn.backends.cpu.execution.bind import Task
-from minidnn.backends.cpu.isa import Isa, bfloat16_isa, with_bytes
+from minidnn.backends.cpu.isa import Isa, bfloat16_isa, with_int8
 from minidnn.backends.cpu.lower import lower_plan
 from minidnn.fusion.collapse import check_strategy
 from minidnn.graph.ir import Graph
@@ -34,7 +34,7 @@ def kernels_of(
     isa = isa if precision == "float32" else bfloat16_isa(isa)
     context = Context(target, check_strategy(strategy), None, stored=stored)
     plan = make_plan(optimize(graph, context), context)
-    isa = with_bytes(isa) if multiplies_bytes(plan.graph) else isa
+    isa = with_int8(isa) if multiplies_int8(plan.graph) else isa
     return texts_of(lower_plan(plan, isa, threads))
 
 

@@ -12,9 +12,9 @@ import minidnn as md
 from minidnn.backends.cuda import prepare
 from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.constants import Constants
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
+from minidnn.backends.cuda.contraction.config import room
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import room
 from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
@@ -39,11 +39,11 @@ class Greedy:
     def _most(self, problem: ContractionProblem) -> Any:
         limit = self.tuning.limit(problem)
         sizes = []
-        for form in forms_of(problem, H200):
-            kernel = form.kernel
+        for algorithm in algorithms_for(problem, H200):
+            kernel = algorithm.kernel
             choices = kernel.choices(problem, H200) if kernel else ()
             taken = [kernel.workspace(problem, i, H200) for i in choices] if kernel else [0]
-            sizes += [room(problem, form, size) for size in taken]
+            sizes += [room(problem, algorithm, size) for size in taken]
         fitting = [size for size in sizes if size <= limit]
         if not fitting:
             raise UnsupportedError(f"no way within {limit} bytes")

@@ -11,9 +11,9 @@ import numpy as np
 import minidnn as md
 from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.constants import Data
+from minidnn.backends.cuda.contraction.config import CudaAlgorithm, prepare_of, room
 from minidnn.backends.cuda.contraction.kernel import ContractionKernel
 from minidnn.backends.cuda.contraction.problem import Address, ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import Form, prepare_of, room
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.target import CudaTarget
@@ -126,9 +126,9 @@ class EmulatedProgram:
             assert isinstance(task.work, Launch) or not task.workspace_bytes
             if isinstance(task.work, ContractionProblem):
                 own = kernel(task.work)
-                form = Form(own[0], len(task.work.stages))
-                before = prepare_of(task.work, form, H200)
-                workspaces[task.node] = room(task.work, form, 0)
+                algorithm = CudaAlgorithm(own[0], len(task.work.stages))
+                before = prepare_of(task.work, algorithm, H200)
+                workspaces[task.node] = room(task.work, algorithm, 0)
                 self.kernels[task.work] = own, before
                 launches += [one for one in (own[1], before) if one is not None]
         self.block = lay_out(self.plan, workspaces)

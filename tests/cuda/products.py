@@ -10,14 +10,14 @@ import numpy as np
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.gradients.reverse import pullback
 from minidnn.graph import operators as ops
-from minidnn.graph.attention_patterns import compose_attention, read_results_behind
+from minidnn.graph.attention_patterns import compose_attention, read_transposed_results
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.types import TensorType, rounded_to
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.turn_products import turn_products
+from minidnn.passes.transpose_products import transpose_products
 
 from .cards import H200
 
@@ -40,7 +40,7 @@ class DrawnProduct:
         return node
 
     @property
-    def is_whole(self) -> bool:
+    def is_integer(self) -> bool:
         """Whether all of the graph became one node."""
         return len(self.turned.nodes) == 1
 
@@ -64,13 +64,13 @@ def product_graph(
     shapes: Sequence[tuple[int, ...]],
     dtype: str,
     before: Sequence[Sequence[Operator]] = ((), ()),
-    behind: Sequence[Operator] = (),
+    reduction: Sequence[Operator] = (),
 ) -> Graph:
     inputs = [Value(TensorType(s, dtype), n) for s, n in zip(shapes, "ab", strict=True)]
     nodes: list[Node] = []
     operands = [chain(nodes, v, some) for v, some in zip(inputs, before, strict=True)]
     nodes.append(Node(ops.MatMul(), operands, "product"))
-    return Graph(inputs, [chain(nodes, nodes[-1].output, behind)], nodes, "drawn")
+    return Graph(inputs, [chain(nodes, nodes[-1].output, reduction)], nodes, "drawn")
 
 
 def factor(number: float) -> Operator:
@@ -78,7 +78,7 @@ def factor(number: float) -> Operator:
 
 
 def turned(graph: Graph, dtype: str) -> Graph:
-    return turn_products(graph, Context(CudaTarget(H200.device(dtype), dtype)))
+    return transpose_products(graph, Context(CudaTarget(H200.device(dtype), dtype)))
 
 
 def drawn(seed: int, dtype: str, special: bool = False) -> DrawnProduct:
@@ -105,12 +105,12 @@ def drawn(seed: int, dtype: str, special: bool = False) -> DrawnProduct:
             operators.insert(random.integers(0, len(operators) + 1), factor(0.25))
         before.append(operators)
     wide = max(map(len, shapes))
-    behind: list[Operator] = []
+    reduction: list[Operator] = []
     if random.random() < 0.5 and not plain:
-        behind.append(ops.Transpose(tuple(_order(random, wide))))
+        reduction.append(ops.Transpose(tuple(_order(random, wide))))
     if random.random() < 0.3 and not plain:
-        behind.append(factor(0.5))
-    graph = product_graph(shapes, dtype, before, behind)
+        reduction.append(factor(0.5))
+    graph = product_graph(shapes, dtype, before, reduction)
     inputs: list[np.ndarray] = []
     for made in shapes:
         x = random.standard_normal(made).astype(np.float32)
@@ -189,4 +189,4 @@ def with_gradients(graph: Graph) -> Graph:
     graph, _ = compose_attention(graph)
     back = pullback(graph, graph.inputs)
     both = Graph(back.inputs, (*graph.outputs, *back.outputs), back.nodes, graph.name)
-    return read_results_behind(both)
+    return read_transposed_results(both)

@@ -12,9 +12,9 @@ from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.sequence.grid import Grid
 from minidnn.backends.cuda.sequence.mapping import Mapping
 from minidnn.backends.cuda.sequence.printer import print_sequence
+from minidnn.backends.cuda.sequence.reschedule import print_region
 from minidnn.backends.cuda.sequence.rolling import Rolling
-from minidnn.backends.cuda.sequence.suit import print_region
-from minidnn.backends.cuda.sequence.vectors import SequenceKernel, are_apart
+from minidnn.backends.cuda.sequence.vectors import SequenceKernel, are_separate_operands
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.fusion.plan import Binding
 from minidnn.fusion.region import FusedSequence
@@ -67,7 +67,7 @@ class Case:
             arguments.append(memory)
         for slot, tensor in zip(binding.outputs, self.outputs, strict=True):
             results.append(_memory(tensor, slot.value))
-        vectors = [given[each.value] for each in binding.vectors if are_apart(binding)]
+        vectors = [given[each.value] for each in binding.vectors if are_separate_operands(binding)]
         if binding.vectors and not vectors:
             vectors = [self.kernel.vectors()]
         before = [array.copy() for array in results]

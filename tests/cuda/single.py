@@ -14,9 +14,9 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction import tune
+from minidnn.backends.cuda.contraction.config import CudaAlgorithm
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedContraction
 from minidnn.backends.cuda.contraction.problem import Address, Addresses, ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
@@ -74,9 +74,9 @@ class EmulatedLaunch:
 
     def _array(self, address: int) -> np.ndarray:
         for array in self.arrays:
-            behind = address - array.ctypes.data
-            if 0 <= behind < array.nbytes:
-                return array.reshape(-1).view(np.uint8)[behind:]
+            reduction = address - array.ctypes.data
+            if 0 <= reduction < array.nbytes:
+                return array.reshape(-1).view(np.uint8)[reduction:]
         raise AssertionError("a kernel is given an address of nothing")
 
 
@@ -153,15 +153,15 @@ def check_emulated(
         np.testing.assert_array_equal(emulated(net, x, core, choice, True, folder, wide), y)
 
 
-def only(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Form], bool]) -> None:
+def only(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[CudaAlgorithm], bool]) -> None:
     """Contractions that have such forms have no others, and nothing is remembered of them."""
-    usual = tune.forms_of
+    usual = tune.algorithms_for
 
-    def forms(problem: ContractionProblem, machine: Machine) -> list[Form]:
+    def algorithms(problem: ContractionProblem, machine: Machine) -> list[CudaAlgorithm]:
         every = usual(problem, machine)
-        return [form for form in every if wanted(form)] or every
+        return [algorithm for algorithm in every if wanted(algorithm)] or every
 
-    monkeypatch.setattr(tune, "forms_of", forms)
+    monkeypatch.setattr(tune, "algorithms_for", algorithms)
     monkeypatch.setattr(tune, "_store", Forgetful())
 
 

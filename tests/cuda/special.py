@@ -11,6 +11,7 @@ import numpy as np
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cuda.contraction.config import CudaAlgorithm, prepare_of, room
 from minidnn.backends.cuda.contraction.kernel import ContractionKernel
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedContraction
 from minidnn.backends.cuda.contraction.problem import (
@@ -20,7 +21,6 @@ from minidnn.backends.cuda.contraction.problem import (
     ContractionProblem,
     Direction,
 )
-from minidnn.backends.cuda.contraction.recipe import Form, prepare_of, room
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.machine import Machine
@@ -103,14 +103,14 @@ class Single:
     choice: int
 
     @property
-    def form(self) -> Form:
-        return Form(self.kernel.name, 0)
+    def algorithm(self) -> CudaAlgorithm:
+        return CudaAlgorithm(self.kernel.name, 0)
 
     @property
     def launches(self) -> list[Launch]:
         """What gathers an image of few channels, and the kernel's."""
         problem = self.gradient.problem
-        before = prepare_of(problem, self.form, FEW)
+        before = prepare_of(problem, self.algorithm, FEW)
         own = self.kernel.launches(problem, self.choice, FEW)
         return [*own] if before is None else [before, *own]
 
@@ -124,7 +124,7 @@ class Single:
         x, w, y = (self._laid(one, given) for one in ("image", "filter", "result"))
         image = x
         if problem.gather is not None:
-            _, image = guarded(room(problem, self.form, 0) // x.itemsize, x.dtype)
+            _, image = guarded(room(problem, self.algorithm, 0) // x.itemsize, x.dtype)
             kernels.launch(launches.pop(0), [x, image])
         workspace = self.kernel.workspace(problem, self.choice, FEW)
         _, own = guarded(workspace // 4, np.dtype("f"))

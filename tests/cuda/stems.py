@@ -15,7 +15,7 @@ from minidnn.backends.cuda.contraction.problem import (
     Addresses,
     ContractionProblem,
 )
-from minidnn.backends.cuda.contraction.stem_gradient import StemGradientKernel
+from minidnn.backends.cuda.contraction.small_channels_gradient import SmallChannelsGradientKernel
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.machine import Machine
 from minidnn.graph.ir import Graph
@@ -27,7 +27,7 @@ from .emulator.run import Emulated, guarded
 from .gradients import Convolved, Gradient
 from .single import EmulatedLaunch
 
-KERNEL = StemGradientKernel()
+KERNEL = SmallChannelsGradientKernel()
 
 
 class Stem(Convolved):

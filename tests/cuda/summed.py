@@ -140,9 +140,11 @@ def addresses(task: Task, places: Mapping[Value, int], room: int) -> Addresses:
         return places[pointer]
 
     x, w, y, *rest = map(place, task.pointers)
-    front = problem_of(task).front
-    first = 0 if front is None else len(front.read)
-    return Addresses(x, w, y, workspace=room, behind=tuple(rest[first:]), front=tuple(rest[:first]))
+    producer = problem_of(task).producer
+    first = 0 if producer is None else len(producer.read)
+    return Addresses(
+        x, w, y, workspace=room, reduction=tuple(rest[first:]), producer=tuple(rest[:first])
+    )
 
 
 def expected(

@@ -14,12 +14,12 @@ import pytest
 import minidnn as md
 import models
 from minidnn import layers as L
+from minidnn.backends.cuda.contraction.config import FIXED, CudaAlgorithm, finish_of
 from minidnn.backends.cuda.contraction.gather import (
     Gathering,
     print_gather,
     print_gather_for_any_size,
 )
-from minidnn.backends.cuda.contraction.recipe import FIXED, Form, finish_of
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.target import CudaTarget
@@ -157,8 +157,8 @@ def test_what_follows_a_contraction_has_the_same_bits(precision: str, tmp_path: 
     y = L.Sequential(L.Conv2d(6, 6, 3, padding=1, bias=False), L.BatchNorm2d(6))(x)
     net = md.Model(x, L.SiLU()(y + x))
     (problem,) = problems_of(net, (2, 6, 5, 7), precision)
-    forms = [replace(problem, any_size=whether) for whether in (False, True)]
-    launches = [finish_of(one, Form(FIXED, 0)) for one in forms]
+    algorithms = [replace(problem, any_size=whether) for whether in (False, True)]
+    launches = [finish_of(one, CudaAlgorithm(FIXED, 0)) for one in algorithms]
     assert launches[0] is not None and launches[1] is not None
     emulated = Emulated([one.source for one in launches if one is not None], tmp_path)
     random, stored = np.random.default_rng(0), STORED[precision]

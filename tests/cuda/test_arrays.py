@@ -15,7 +15,7 @@ from minidnn.backends.cuda.arrays import (
     DEVICE_TO_HOST,
     NUMPY,
     ArraySlot,
-    Given,
+    CallerArray,
     as_it_is,
     check_aligned,
     outputs_of,
@@ -113,9 +113,9 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_kernels_work_on_aligned_arrays_only() -> None:
-    check_aligned(SLOT, Given(0x5000, CUPY, None))
+    check_aligned(SLOT, CallerArray(0x5000, CUPY, None))
     with pytest.raises(GraphError, match=r"input 'x' begins at 0x5004, so .* multiple of 16"):
-        check_aligned(SLOT, Given(0x5004, CUPY, None))
+        check_aligned(SLOT, CallerArray(0x5004, CUPY, None))
 
 
 def test_out_may_be_what_fits() -> None:

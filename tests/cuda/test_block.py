@@ -11,7 +11,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn import models
 from minidnn.backends.cuda.block import Block, lay_out, spare
-from minidnn.gradients.halves import Halves
+from minidnn.gradients.forward_backward import ForwardBackward
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.layers.build import to_graph
 from minidnn.memory import touched
@@ -103,7 +103,7 @@ def test_a_workspace_that_fits_the_spare_room_takes_no_more_memory(name: str) ->
 
 def test_some_ends_lie_in_it_and_the_others_elsewhere() -> None:
     """As what is kept for a backward pass, whose places values take once it was read."""
-    halves = Halves(to_graph(models.resnet18(), (4, 3, 64, 64)), (0,))
+    halves = ForwardBackward(to_graph(models.resnet18(), (4, 3, 64, 64)), (0,))
     found = halves.backward
     plan = planned(found.graph, (), "float32")
     kept = range(len(found.given), len(found.given) + len(found.kept))

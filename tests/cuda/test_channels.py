@@ -54,8 +54,8 @@ class Made:
         tensors: list[Tensor] = []
         values = []
         for k, channels in enumerate((*sources, count)):
-            before, behind = AROUND[(number + k) % len(AROUND)]
-            shape = (batch, before + channels + behind, rows, columns)
+            before, reduction = AROUND[(number + k) % len(AROUND)]
+            shape = (batch, before + channels + reduction, rows, columns)
             type = TensorType((batch, channels, rows, columns), dtype)
             tensors.append(tensor_of(type, layout, TensorType(shape, dtype), before))
             whole = random.integers(0, 2000, shape).astype(self.dtype)

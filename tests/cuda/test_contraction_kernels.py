@@ -12,7 +12,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import halo, stream
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.graph.evaluate import evaluate
@@ -198,12 +198,12 @@ def first_of(layer: md.Layer, shape: tuple[int, ...], dtype: str = "float16") ->
 
 def test_what_streams() -> None:
     wide = first_of(L.Conv2d(64, 256, 1), (32, 64, 28, 28))
-    assert STREAM.why_not(wide, H200) is None and forms_of(wide, H200)[0].core == STREAM.name
+    assert STREAM.why_not(wide, H200) is None and algorithms_for(wide, H200)[0].core == STREAM.name
     chosen = [stream.STREAMS[i] for i in STREAM.choices(wide, H200)]
     assert [(one.filters, one.pixels) for one in chosen] == [(128, 192), (128, 128)]
     few = first_of(L.Conv2d(64, 256, 1), (1, 64, 28, 28))
-    assert STREAM.name not in {form.core for form in forms_of(few, H200)}
-    assert STREAM.name not in {form.core for form in forms_of(wide, A100)}
+    assert STREAM.name not in {algorithm.core for algorithm in algorithms_for(few, H200)}
+    assert STREAM.name not in {algorithm.core for algorithm in algorithms_for(wide, A100)}
     for problem, machine, reason in (
         (wide, A100, "sm_80 has no wgmma"),
         (first_of(L.Conv2d(64, 8, 1), (2, 64, 9, 9), "tf32"), H200, "it is in float32"),

@@ -13,7 +13,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.contraction.fixed import FixedConvolution
+from minidnn.backends.cuda.contraction.fixed_function import FixedConvolution
 from minidnn.backends.cuda.library.call import FunctionCall
 from minidnn.backends.cuda.library.convolution import LayerConvolution
 from minidnn.backends.cuda.task import Task

@@ -14,7 +14,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction import depthwise
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
 from minidnn.backends.cuda.contraction.problem import Address, ContractionProblem
 from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.lower import lower_plan
@@ -208,8 +208,8 @@ def first_of(
 
 def test_it_comes_first_where_it_can() -> None:
     problem = first_of(layer(32, 3, 1, 1), (8, 32, 28, 28))
-    assert forms_of(problem, H200)[0].core == DEPTHWISE.name
-    assert forms_of(problem, A100)[0].core == DEPTHWISE.name
+    assert algorithms_for(problem, H200)[0].core == DEPTHWISE.name
+    assert algorithms_for(problem, A100)[0].core == DEPTHWISE.name
     assert {depthwise.STRIPS[i].lanes for i in depthwise.strips_for(problem, H200)} == {1, 2, 4, 8}
     assert min(depthwise.STRIPS[i].lanes for i in DEPTHWISE.choices(problem, H200)) > 1
     large = first_of(layer(32, 3, 1, 1), (512, 32, 28, 28))
@@ -234,7 +234,7 @@ def test_what_it_refuses() -> None:
         (wide, "its windows do not fit registers and shared memory"),
     ):
         assert DEPTHWISE.why_not(other, H200) == reason, other.describe()
-        assert DEPTHWISE.name not in {form.core for form in forms_of(other, H200)}
+        assert DEPTHWISE.name not in {algorithm.core for algorithm in algorithms_for(other, H200)}
 
 
 def test_slices_are_read_and_written_in_place() -> None:

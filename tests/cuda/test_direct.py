@@ -12,7 +12,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import direct
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
 from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.machine import Machine
 from minidnn.graph.evaluate import evaluate
@@ -140,7 +140,7 @@ def test_one_text_serves_convolutions_of_all_sizes() -> None:
 def test_only_exact_planar_convolutions_have_this_form() -> None:
     def has(net: md.Layer, size: tuple[int, ...], precision: str = "float32") -> bool:
         (problem,) = problems_of(net, size, precision)
-        return DIRECT.name in {form.core for form in forms_of(problem, H200)}
+        return DIRECT.name in {algorithm.core for algorithm in algorithms_for(problem, H200)}
 
     assert has(relu(16, 16, 3), (1, 16, 8, 8))
     assert has(relu(3, 16, 7, stride=2), (1, 3, 18, 18))
@@ -201,6 +201,6 @@ LARGE: dict[str, Network] = SMALL | {
 @pytest.mark.parametrize("name", LARGE)
 def test_networks(name: str, shape: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choice = chosen(shape, parts)
-    only(monkeypatch, lambda form: form.core == DIRECT.name)
+    only(monkeypatch, lambda algorithm: algorithm.core == DIRECT.name)
     monkeypatch.setattr(DIRECT, "choices", lambda problem, machine: [choice])
     check_on_gpu(LARGE[name], f"direct {direct.DIVISIONS.shown(choice)}")

@@ -21,7 +21,7 @@ from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.rank_sums import RankSum
 from minidnn.backends.cuda.task import InWorkspace, Pointer, Task
 from minidnn.fusion.region import FusedSequence, FusedSums
-from minidnn.gradients.halves import Halves
+from minidnn.gradients.forward_backward import ForwardBackward
 from minidnn.gradients.reverse import pullback
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
@@ -305,7 +305,7 @@ def check_values(
 
 def test_gradients_in_the_memory_of_what_was_kept_for_them(tmp_path: Path) -> None:
     """Their values take the places of those that nobody reads any more."""
-    halves = Halves(to_graph(Network().initialize(0), SHAPE), (0,))
+    halves = ForwardBackward(to_graph(Network().initialize(0), SHAPE), (0,))
     graph = halves.backward.graph
     first = len(halves.backward.given)
     kept = range(first, first + len(halves.backward.kept))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minidnn.backends.cuda import instance
-from minidnn.backends.cuda.arrays import CUPY, HOST_TO_DEVICE, Given
+from minidnn.backends.cuda.arrays import CUPY, HOST_TO_DEVICE, CallerArray
 from minidnn.backends.cuda.block import Block
 from minidnn.backends.cuda.external import ExternalInstances
 from minidnn.backends.cuda.instance import SharedArena
@@ -55,8 +55,8 @@ def instances(size: int = 100, arena: int = 100) -> ExternalInstances:
     return ExternalInstances(CudaTable(((kernel, library),), block, (100,), (size,), ()))
 
 
-def ends(first: int, second: int, kind: int = CUPY.written) -> list[Given]:
-    return [Given(first, CUPY, None, kind), Given(second, CUPY, None)]
+def ends(first: int, second: int, kind: int = CUPY.written) -> list[CallerArray]:
+    return [CallerArray(first, CUPY, None, kind), CallerArray(second, CUPY, None)]
 
 
 def test_one_is_made_for_addresses_of_libraries_that_come_again() -> None:

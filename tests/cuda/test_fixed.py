@@ -11,10 +11,15 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.contraction import fixed, tune
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction import fixed_function, tune
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
+from minidnn.backends.cuda.contraction.config import (
+    FIXED,
+    ContractionExecutable,
+    CudaAlgorithm,
+    target,
+)
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import FIXED, Built, Form, target
 from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.cudnn.convolution.key import ConvolutionKey
 from minidnn.cudnn.enums import ConvolutionFwdAlgo
@@ -48,9 +53,13 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> list[ConvolutionKey]:
         made.append(key)
         return SimpleNamespace(key=key, workspace=lambda algorithm: 0)
 
-    monkeypatch.setattr(fixed, "Problem", descriptors)
-    monkeypatch.setattr(fixed, "TensorDescriptor", SimpleNamespace(strided=lambda *about: None))
-    monkeypatch.setattr(fixed, "ActivationDescriptor", SimpleNamespace(of=lambda mode: None))
+    monkeypatch.setattr(fixed_function, "Problem", descriptors)
+    monkeypatch.setattr(
+        fixed_function, "TensorDescriptor", SimpleNamespace(strided=lambda *about: None)
+    )
+    monkeypatch.setattr(
+        fixed_function, "ActivationDescriptor", SimpleNamespace(of=lambda mode: None)
+    )
     return made
 
 
@@ -62,15 +71,17 @@ def test_descriptors_are_those_of_what_is_written(
     make, shape = NETS[name]
     packed = 0
     for problem in problems_of(make(), shape, "float32"):
-        for form in (form for form in forms_of(problem, H200) if form.core == FIXED):
-            output, made[:] = target(problem, form), []
-            found = fixed.fixed_convolution(problem, 0, form.stages, output)
-            if reads_elsewhere(problem, form):
+        for algorithm in (
+            algorithm for algorithm in algorithms_for(problem, H200) if algorithm.core == FIXED
+        ):
+            output, made[:] = target(problem, algorithm), []
+            found = fixed_function.fixed_convolution(problem, 0, algorithm.stages, output)
+            if reads_elsewhere(problem, algorithm):
                 assert isinstance(found, str) and "residual" in found
                 continue
             (key,) = made
             assert (key.y.shape, key.y.strides) == (output.shape, output.strides)
-            packed += form.packed and output.strides != problem.output.strides
+            packed += algorithm.packed and output.strides != problem.output.strides
     assert packed
 
 
@@ -81,7 +92,7 @@ def test_what_another_size_is_computed_by_is_not_tried_again(
     faked(monkeypatch)
     tried: list[ContractionProblem] = []
 
-    def runs(built: Built) -> bool:
+    def runs(built: ContractionExecutable) -> bool:
         tried.append(built.problem)
         return True
 
@@ -93,22 +104,22 @@ def test_what_another_size_is_computed_by_is_not_tried_again(
     )
     load: Any = list  # launches stand for what is loaded
     tuning = Tuning(H200, "heuristic", 1 << 20, load)
-    recipe = tune.first(one, tuning).recipe
-    assert recipe.form.core == FIXED and tried == [one]
+    config = tune.first(one, tuning).config
+    assert config.algorithm.core == FIXED and tried == [one]
     engine = int(ConvolutionFwdAlgo.CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD)
     high = replace(other, accuracy="high")
-    tuning = replace(tuning, taken={other: recipe, high: replace(recipe, engine=engine)})
+    tuning = replace(tuning, taken={other: config, high: replace(config, engine=engine)})
     again = tune.again(other, tuning)
-    assert again is not None and again.recipe == recipe and tried == [one]
+    assert again is not None and again.config == config and tried == [one]
     assert tune.again(high, tuning) is None and tune.again(one, tuning) is None
 
 
-def reads_elsewhere(problem: ContractionProblem, form: Form) -> bool:
+def reads_elsewhere(problem: ContractionProblem, algorithm: CudaAlgorithm) -> bool:
     """Whether the residual that the form fuses has other strides than its result."""
-    out = target(problem, form).strides
+    out = target(problem, algorithm).strides
     return any(
         stage.mode == "add" and (other.image, other.channel, other.row, other.pixel) != out
-        for stage in problem.stages[: form.stages]
+        for stage in problem.stages[: algorithm.stages]
         for other in problem.others
     )
 
@@ -122,7 +133,9 @@ def reads_elsewhere(problem: ContractionProblem, form: Form) -> bool:
 def test_numbers(name: str, algorithm: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices are written in place or packed and carried over, by each algorithm that takes it."""
     only = ConvolutionFwdAlgo[f"CUDNN_CONVOLUTION_FWD_ALGO_{algorithm.upper()}"]
-    single.only(monkeypatch, lambda form: form.core == FIXED and form.packed == packed)
+    single.only(
+        monkeypatch, lambda algorithm: algorithm.core == FIXED and algorithm.packed == packed
+    )
     monkeypatch.setattr(tune, "algorithms_of", lambda problem: [only])
     make, shape = NETS[name]
     net = make()

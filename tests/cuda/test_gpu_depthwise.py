@@ -10,8 +10,8 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import depthwise, tune
+from minidnn.backends.cuda.contraction.config import CudaAlgorithm
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.machine import Machine
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
@@ -26,16 +26,16 @@ pytestmark = pytest.mark.gpu
 def only_depthwise(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Convolutions are computed by this kernel or not at all, by one of its strips."""
 
-    def forms(problem: ContractionProblem, machine: Machine) -> list[Form]:
+    def algorithms(problem: ContractionProblem, machine: Machine) -> list[CudaAlgorithm]:
         reason = DEPTHWISE.why_not(problem, machine)
         assert reason is None, reason
-        return [Form(DEPTHWISE.name, len(problem.stages))]
+        return [CudaAlgorithm(DEPTHWISE.name, len(problem.stages))]
 
     def choices(problem: ContractionProblem, machine: Machine) -> list[int]:
         found = depthwise.strips_for(problem, machine)
         return [found[request.param % len(found)]]
 
-    monkeypatch.setattr(tune, "forms_of", forms)
+    monkeypatch.setattr(tune, "algorithms_for", algorithms)
     monkeypatch.setattr(DEPTHWISE, "choices", choices)
     monkeypatch.setattr(tune, "_store", Forgetful())
 

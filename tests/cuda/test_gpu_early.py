@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from minidnn.backends.cuda.contraction import tune
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
+from minidnn.backends.cuda.contraction.config import ContractionExecutable, build
 from minidnn.backends.cuda.contraction.problem import Addresses, ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import Built, build
 from minidnn.backends.cuda.functions import Loaded, load_launches
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.machine import machine_of
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 MOST = 4
 
 
-def recipes(problem: ContractionProblem) -> list[Built]:
+def configs(problem: ContractionProblem) -> list[ContractionExecutable]:
     """The first of each form."""
     machine = machine_of(0)
     known: dict[Launch, Loaded] = {}
@@ -34,9 +34,9 @@ def recipes(problem: ContractionProblem) -> list[Built]:
 
     tuning = tune.Tuning(machine, "exhaustive", 1 << 30, load)
     return [
-        build(problem, recipe, core, machine, load)
-        for form in forms_of(problem, machine)
-        for recipe, core in tune._candidates(problem, form, MOST, tuning)
+        build(problem, config, core, machine, load)
+        for algorithm in algorithms_for(problem, machine)
+        for config, core in tune._candidates(problem, algorithm, MOST, tuning)
     ]
 
 
@@ -52,7 +52,7 @@ def test_residual(channels: int, window: int, precision: str) -> None:
     weight = torch.randn(problem.w.span, device="cuda").to(kind) / (channels * window) ** 0.5
     vectors = [torch.randn(channels, device="cuda").to(getattr(torch, d)) for d in problem.vectors]
     out, other = torch.empty_like(image), torch.randn_like(image)
-    built = recipes(problem)
+    built = configs(problem)
     assert len(built) > 1
     found: dict[str, Any] = {}
     for one in built:
@@ -67,5 +67,5 @@ def test_residual(channels: int, window: int, precision: str) -> None:
         run = one.bind(at, room.data_ptr())
         early = read_early(run, out, {"image": image, "residual": other})
         if early:
-            found[f"{one.recipe.form}: {one.recipe.algorithm(one.problem)}"] = early
+            found[f"{one.config.algorithm}: {one.config.algorithm_name(one.problem)}"] = early
     assert not found, found

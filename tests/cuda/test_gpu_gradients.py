@@ -12,7 +12,8 @@ import pytest
 
 import minidnn as md
 from minidnn.backends.cuda.contraction import tune
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
+from minidnn.backends.cuda.contraction.config import ContractionExecutable, build
 from minidnn.backends.cuda.contraction.graphs import PRODUCT
 from minidnn.backends.cuda.contraction.problem import (
     IMAGE_GRADIENT,
@@ -21,7 +22,6 @@ from minidnn.backends.cuda.contraction.problem import (
     packed,
     weight_strides,
 )
-from minidnn.backends.cuda.contraction.recipe import Built, build
 from minidnn.backends.cuda.functions import LaunchLoader
 from minidnn.backends.cuda.machine import machine_of
 from minidnn.cudnn.errors import CuDNNError
@@ -137,15 +137,15 @@ def test_asymmetric_padding_is_composed(which: str, precision: str) -> None:
     assert ratio(exe(*given), *expected_of(graph, given), precision) <= 1
 
 
-def candidates(problem: ContractionProblem) -> list[Built]:
+def candidates(problem: ContractionProblem) -> list[ContractionExecutable]:
     """All that may ever be chosen."""
     machine = machine_of(0)
     load = LaunchLoader(machine.arch)
     tuning = tune.Tuning(machine, "exhaustive", 1 << 30, load)
     return [
-        build(problem, recipe, core, machine, load)
-        for form in forms_of(problem, machine)
-        for recipe, core in tune._candidates(problem, form, None, tuning)
+        build(problem, config, core, machine, load)
+        for algorithm in algorithms_for(problem, machine)
+        for config, core in tune._candidates(problem, algorithm, None, tuning)
     ]
 
 
@@ -191,7 +191,7 @@ def test_every_algorithm(which: str, shape: str, precision: str) -> None:
     for built in candidates(problem):
         room = torch.full((max(1, built.workspace),), 255, dtype=torch.uint8, device="cuda")
         run, results = built.bind(at, room.data_ptr()), []
-        name = built.recipe.algorithm(problem)
+        name = built.config.algorithm_name(problem)
         try:
             for _ in range(3):
                 out.fill_(float("nan"))
@@ -234,7 +234,7 @@ def test_products_of_matrices(
 ) -> None:
     """Gradients of 1x1 convolutions by cuDNN's matrix products: as exact as the others, and the
     same bits in every run."""
-    only(monkeypatch, lambda form: form.core == PRODUCT)
+    only(monkeypatch, lambda algorithm: algorithm.core == PRODUCT)
     monkeypatch.setitem(SHAPES, "1x1", (x, 56, (1, 1), (1, 1), (0, 0), (1, 1), 1))
     graph, shapes = gradient(which, "1x1")
     given = drawn(shapes, precision)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 SHAPE = (16, 3, 32, 32)
 CLASSES = 10
 STEPS, SEEDS = 20, 5
-HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Residual(md.Layer):
@@ -180,7 +180,7 @@ def seeded(make: Any, seed: int) -> md.Layer:
     return network
 
 
-@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("precision", HALF_DTYPES)
 @pytest.mark.parametrize("make", [Residual, Plain, Squeezed])
 def test_errors_are_those_of_autocast(make: Any, precision: str) -> None:
     """Against PyTorch in float64: at most three times autocast's own, in the median over seeds."""
@@ -189,14 +189,14 @@ def test_errors_are_those_of_autocast(make: Any, precision: str) -> None:
         network, batches = seeded(make, seed), batches_of(seed)
         right = by_torch(of_torch(network), batches)
         ours.append(away(by_ours(network, batches, precision), right))
-        theirs.append(away(by_torch(of_torch(network), batches, HALVES[precision]), right))
+        theirs.append(away(by_torch(of_torch(network), batches, HALF_DTYPES[precision]), right))
     print(make.__name__, precision, ours, theirs)
     for i, what in enumerate(("losses", "state")):
         mine, pytorchs = (median(each[i] for each in of) for of in (ours, theirs))
         assert mine <= 3 * pytorchs, f"{what}: {mine}, autocast's is {pytorchs}"
 
 
-@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("precision", HALF_DTYPES)
 def test_states_stay_float32_and_runs_have_the_same_bits(precision: str, tmp_path: Path) -> None:
     """From run to run, and after going on from a checkpoint."""
     network, batches = seeded(Residual, 0), batches_of(0)[:8]

@@ -8,9 +8,9 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
+from minidnn.backends.cuda.contraction.config import CudaAlgorithm
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.machine import Machine, machine_of
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
@@ -25,14 +25,14 @@ def only_halo(monkeypatch: pytest.MonkeyPatch) -> None:
     if machine_of(0).arch != "sm_90":
         pytest.skip("this GPU has no wgmma")
 
-    def forms(problem: ContractionProblem, machine: Machine) -> list[Form]:
+    def algorithms(problem: ContractionProblem, machine: Machine) -> list[CudaAlgorithm]:
         if problem.w.shape[2:] == (1, 1):
-            return forms_of(problem, machine)
+            return algorithms_for(problem, machine)
         reason = HALO.why_not(problem, machine)
         assert reason is None, reason
-        return [Form(HALO.name, len(problem.stages))]
+        return [CudaAlgorithm(HALO.name, len(problem.stages))]
 
-    monkeypatch.setattr(tune, "forms_of", forms)
+    monkeypatch.setattr(tune, "algorithms_for", algorithms)
     monkeypatch.setattr(tune, "_store", Forgetful())
 
 

@@ -17,8 +17,8 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.contraction import tune
+from minidnn.backends.cuda.contraction.config import FIXED, ContractionExecutable, CudaAlgorithm
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import FIXED, Built, Form
 from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.backends.cuda.memory import LEFT_FREE
 from minidnn.backends.cuda.program import CudaProgram
@@ -88,12 +88,12 @@ def _most_workspace_first(monkeypatch: pytest.MonkeyPatch) -> None:
     raced = tune._raced
 
     def by_workspace(
-        problem: ContractionProblem, found: list[Built], tuning: Tuning
-    ) -> list[Built]:
+        problem: ContractionProblem, found: list[ContractionExecutable], tuning: Tuning
+    ) -> list[ContractionExecutable]:
         return sorted(raced(problem, found, tuning), key=lambda one: -one.workspace)
 
-    monkeypatch.setattr(tune, "forms_of", lambda problem, machine: [Form(FIXED, 0)])
-    monkeypatch.setattr(tune, "_most", lambda problem, form, tuned: None)
+    monkeypatch.setattr(tune, "algorithms_for", lambda problem, machine: [CudaAlgorithm(FIXED, 0)])
+    monkeypatch.setattr(tune, "_most", lambda problem, algorithm, tuned: None)
     monkeypatch.setattr(tune, "_raced", by_workspace)
     monkeypatch.setattr(tune, "_store", Remembering())
 

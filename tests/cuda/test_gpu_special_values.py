@@ -10,8 +10,8 @@ import pytest
 
 import minidnn as md
 from minidnn.backends.cuda.contraction import tune
+from minidnn.backends.cuda.contraction.config import CudaAlgorithm
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.machine import Machine, machine_of
 from minidnn.executable import Executable
 from minidnn.graph.evaluate import evaluate
@@ -43,13 +43,13 @@ def check_all(gradient: Gradient, monkeypatch: pytest.MonkeyPatch, seed: int = 0
 def force(single: Single, patch: pytest.MonkeyPatch) -> None:
     """Contractions are computed by that kernel, by that choice, or not at all."""
 
-    def forms(problem: ContractionProblem, machine: Machine) -> list[Form]:
-        return [Form(single.kernel.name, len(problem.stages))]
+    def algorithms(problem: ContractionProblem, machine: Machine) -> list[CudaAlgorithm]:
+        return [CudaAlgorithm(single.kernel.name, len(problem.stages))]
 
     def choices(problem: ContractionProblem, machine: Machine) -> list[int]:
         return [single.choice]
 
-    patch.setattr(tune, "forms_of", forms)
+    patch.setattr(tune, "algorithms_for", algorithms)
     patch.setattr(single.kernel, "choices", choices)
 
 
@@ -68,7 +68,7 @@ def test_what_comes_before_makes_nothing_of_padding(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """24 channels are no whole slab of products."""
-    only(monkeypatch, lambda form: form.core == TILE.name)
+    only(monkeypatch, lambda algorithm: algorithm.core == TILE.name)
     net, x = reciprocal(24), positive()
     (expected,) = evaluate(to_graph(net, x.shape), [x], "float64")
     exe = md.compile(net, x.shape, device="cuda", precision=precision)

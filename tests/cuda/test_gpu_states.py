@@ -10,7 +10,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.target import HALVES
+from minidnn.backends.cuda.target import HALF_DTYPES
 from minidnn.errors import GraphError, OutOfMemoryError, TrainingError
 from minidnn.layers.build import to_graph
 from tests.cases.random import Drops
@@ -123,7 +123,7 @@ def test_kernels_are_those_of_constants(precision: str, layout: str) -> None:
 @pytest.mark.parametrize(
     ("channels", "shape"), [(False, (3, 5, 31, 67)), (False, (7,)), (True, (4, 9, 5, 7))]
 )
-@pytest.mark.parametrize("precision", ["float32", *HALVES])
+@pytest.mark.parametrize("precision", ["float32", *HALF_DTYPES])
 def test_dropout_has_the_bits_of_the_reference(
     channels: bool, shape: tuple[int, ...], precision: str
 ) -> None:

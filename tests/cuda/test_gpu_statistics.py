@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import minidnn as md
+from minidnn.backends.cuda.contraction.config import AlgorithmConfig, CudaAlgorithm, build
 from minidnn.backends.cuda.contraction.kernel_registry import load_contraction
 from minidnn.backends.cuda.contraction.problem import Addresses, ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import Form, Recipe, build
 from minidnn.backends.cuda.functions import load_launches
 from minidnn.backends.cuda.machine import machine_of
-from minidnn.backends.cuda.target import HALVES
+from minidnn.backends.cuda.target import HALF_DTYPES
 from minidnn.graph.types import rounded_to
 from minidnn.runtime.arrays import from_bits, to_bits
 from tests.cuda.contractions import EPSILON, STREAM, TILE
@@ -32,7 +32,9 @@ def computed(problem: ContractionProblem, kernel: Any, choice: int, x: Any, w: A
     machine = machine_of(0)
     load = partial(load_launches, arch=machine.arch)
     core = load_contraction(problem, kernel, choice, machine, load)
-    built = build(problem, Recipe(Form(kernel.name, 0), choice), core, machine, load)
+    built = build(
+        problem, AlgorithmConfig(CudaAlgorithm(kernel.name, 0), choice), core, machine, load
+    )
     filters, pixels = len(w), len(x) * x.shape[2] * x.shape[3]
     y = cupy.full((pixels, filters), 0xFFFF, np.uint16)
     mean, variance = (cupy.full(filters, np.nan, np.float32) for _ in range(2))
@@ -41,7 +43,7 @@ def computed(problem: ContractionProblem, kernel: Any, choice: int, x: Any, w: A
     room = cupy.full(built.workspace // 4 + 64, np.nan, np.float32)
     at = Addresses(
         *(given[0].data.ptr, given[1].data.ptr, y.data.ptr),
-        behind=(mean.data.ptr, variance.data.ptr),
+        reduction=(mean.data.ptr, variance.data.ptr),
     )
     built.bind(at, room.data.ptr)()
     cupy.cuda.get_current_stream().synchronize()
@@ -49,7 +51,7 @@ def computed(problem: ContractionProblem, kernel: Any, choice: int, x: Any, w: A
     return [from_bits(stored, problem.x.dtype).astype(np.float64), mean.get(), variance.get()]
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize(("shape", "filters"), SHAPES)
 def test_numbers(shape: tuple[int, ...], filters: int, dtype: str) -> None:
     """Every stream, and a kernel that is followed by a sweep, twice each."""
@@ -73,7 +75,7 @@ def test_numbers(shape: tuple[int, ...], filters: int, dtype: str) -> None:
                 np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
 def test_a_step_tells_that_it_adds_up(dtype: str) -> None:
     trainer = md.Trainer(
         network(64, 128),

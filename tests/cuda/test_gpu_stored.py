@@ -23,7 +23,7 @@ from minidnn.errors import UnsupportedError
 from tests.compile.several import Several
 from tests.cuda.contractions import residual
 from tests.cuda.lowered import problems_of
-from tests.cuda.test_gpu_early import recipes
+from tests.cuda.test_gpu_early import configs
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,7 +100,7 @@ def test_every_recipe_comes_back_with_its_bits(precision: str) -> None:
         tuple(vector.data_ptr() for vector in vectors),
     )
     kinds: set[str] = set()
-    for built in recipes(problem):
+    for built in configs(problem):
         room = torch.zeros(max(1, built.workspace), dtype=torch.uint8, device="cuda")
         rows = tuple(built.rows(at, room.data_ptr()))
         table = CudaTable((rows,), Block(0, 0, (), (), {}), (), (), ())
@@ -115,7 +115,7 @@ def test_every_recipe_comes_back_with_its_bits(precision: str) -> None:
                 row.bind(())()
             torch.cuda.synchronize()
             results.append(out.clone())
-        assert torch.equal(*results), built.recipe
+        assert torch.equal(*results), built.config
         assert not results[0].isnan().any()
     assert kinds == {"kernel", "plan"} | ({"fixed"} if precision == "float32" else set())
 

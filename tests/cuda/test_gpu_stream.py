@@ -10,9 +10,9 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
+from minidnn.backends.cuda.contraction.config import CudaAlgorithm
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.machine import Machine, machine_of
 from tests.cuda.contractions import STREAM, Forgetful, check_numbers, dense, residual
 
@@ -25,12 +25,12 @@ def only_stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if machine_of(0).arch != "sm_90":
         pytest.skip("this GPU has no wgmma")
 
-    def forms(problem: ContractionProblem, machine: Machine) -> list[Form]:
+    def algorithms(problem: ContractionProblem, machine: Machine) -> list[CudaAlgorithm]:
         if problem.w.shape[2:] != (1, 1):
-            return forms_of(problem, machine)
+            return algorithms_for(problem, machine)
         reason = STREAM.why_not(problem, machine)
         assert reason is None, reason
-        return [Form(STREAM.name, len(problem.stages))]
+        return [CudaAlgorithm(STREAM.name, len(problem.stages))]
 
     usual = STREAM.choices
 
@@ -38,7 +38,7 @@ def only_stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         found = usual(problem, machine)
         return found[request.param :][:1] or found[:1]
 
-    monkeypatch.setattr(tune, "forms_of", forms)
+    monkeypatch.setattr(tune, "algorithms_for", algorithms)
     monkeypatch.setattr(STREAM, "choices", choices)
     monkeypatch.setattr(tune, "_store", Forgetful())
 

@@ -7,18 +7,18 @@ from functools import partial
 import numpy as np
 import pytest
 
-from minidnn.backends.cuda.contraction.recipe import Built
+from minidnn.backends.cuda.contraction.config import ContractionExecutable
 from minidnn.backends.cuda.contraction.tune import Tuning, everything, own
 from minidnn.backends.cuda.functions import load_launches
 from minidnn.backends.cuda.machine import machine_of
-from minidnn.backends.cuda.target import HALVES
+from minidnn.backends.cuda.target import HALF_DTYPES
 from minidnn.backends.cuda.task import Task
 from tests.cuda.summed import addresses, check, drawn, laid, problem_of, read, tasks_of
 
 pytestmark = pytest.mark.gpu
 
 
-def computed(task: Task, built: Built, given: list[np.ndarray]) -> list[np.ndarray]:
+def computed(task: Task, built: ContractionExecutable, given: list[np.ndarray]) -> list[np.ndarray]:
     import cupy
 
     node = task.node
@@ -39,7 +39,7 @@ def computed(task: Task, built: Built, given: list[np.ndarray]) -> list[np.ndarr
 
 
 @pytest.mark.early
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize(
     ("shape", "inner"),
     [

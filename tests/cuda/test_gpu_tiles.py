@@ -10,7 +10,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune
-from minidnn.backends.cuda.contraction.recipe import Form
+from minidnn.backends.cuda.contraction.config import CudaAlgorithm
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
 from minidnn.backends.cuda.machine import Machine, machine_of
 from minidnn.graph.evaluate import evaluate
@@ -31,12 +31,12 @@ def only_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if DIVISIONS[request.param][1] > 1 and not machine.has_clusters:
         pytest.skip(f"{machine.arch} has no clusters")
 
-    def forms(problem: object, machine: Machine) -> list[Form]:
+    def algorithms(problem: object, machine: Machine) -> list[CudaAlgorithm]:
         reason = TILE.why_not(problem, machine)  # type: ignore[arg-type]
         assert reason is None, reason
-        return [Form(TILE.name, len(problem.stages))]  # type: ignore[attr-defined]
+        return [CudaAlgorithm(TILE.name, len(problem.stages))]  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(tune, "forms_of", forms)
+    monkeypatch.setattr(tune, "algorithms_for", algorithms)
     monkeypatch.setattr(tune, "_store", Forgetful())
     monkeypatch.setattr(TILE, "choices", lambda p, machine: [within(p, request.param)])
 

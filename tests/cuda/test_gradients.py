@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from minidnn.backends.cuda.contraction import fixed
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction import fixed_function
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
+from minidnn.backends.cuda.contraction.config import (
+    CONVOLUTION,
+    FIXED,
+    AlgorithmConfig,
+    CudaAlgorithm,
+    target,
+)
 from minidnn.backends.cuda.contraction.graphs import constraints_of, graph_of
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, refusals
 from minidnn.backends.cuda.contraction.problem import (
@@ -16,7 +23,6 @@ from minidnn.backends.cuda.contraction.problem import (
     IMAGE_GRADIENT,
     ContractionProblem,
 )
-from minidnn.backends.cuda.contraction.recipe import CONVOLUTION, FIXED, Form, Recipe, target
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.cudnn.convolution.key import ConvolutionKey
 from minidnn.cudnn.graph.spec import Convolution
@@ -68,7 +74,7 @@ def test_the_problem_is_the_convolutions_with_another_direction(which: str, prec
     for name, reason in refusals(problem, H200).items():
         if problem.direction not in KERNELS[name].directions:
             assert reason == f"it computes no gradient of the {which}"
-    cores = [form.core for form in forms_of(problem, H200)]
+    cores = [algorithm.core for algorithm in algorithms_for(problem, H200)]
     assert cores == [CONVOLUTION, FIXED][: 1 + (precision == "float32")]
 
 
@@ -91,8 +97,8 @@ def test_padding_that_differs_is_composed(which: str) -> None:
 @pytest.mark.parametrize("which", ["image", "filter"])
 def test_graphs_of_cudnn_have_the_same_operands(which: str) -> None:
     problem = problem_of(which, "float16")
-    form = Form(CONVOLUTION, 0)
-    spec = graph_of(problem, form.core, 0, target(problem, form)).freeze()
+    algorithm = CudaAlgorithm(CONVOLUTION, 0)
+    spec = graph_of(problem, algorithm.core, 0, target(problem, algorithm)).freeze()
     (node,) = spec.nodes
     assert isinstance(node, Convolution)
     assert node.kind == {"image": "backward_data", "filter": "backward_filter"}[which]
@@ -117,19 +123,22 @@ def test_fixed_functions_add_in_any_order_by_wish_alone(
         made.append(key)
         return SimpleNamespace(key=key, workspace=lambda algorithm: 0)
 
-    monkeypatch.setattr(fixed, "Problem", descriptors)
+    monkeypatch.setattr(fixed_function, "Problem", descriptors)
     for deterministic in (True, False):
         tasks = lower_plan(
             planned_graph(gradient(which), "float32"), H200, False, deterministic=deterministic
         )
         (problem,) = (t.work for t in tasks if isinstance(t.work, ContractionProblem))
         assert constraints_of(problem, 0).deterministic == deterministic
-        output, said = target(problem, Form(FIXED, 0)), []
-        for algorithm in fixed.algorithms_of(problem):
-            found = fixed.fixed_convolution(problem, int(algorithm), 0, output)
+        output, said = target(problem, CudaAlgorithm(FIXED, 0)), []
+        for algorithm in fixed_function.algorithms_of(problem):
+            found = fixed_function.fixed_convolution(problem, int(algorithm), 0, output)
             if found == "it adds in any order":
                 said.append(algorithm.name.rpartition("_")[2])
         assert said == (refused if deterministic else [])
     assert {key.operation for key in made} == {operation}
     assert made[0].x.shape == (2, 16, 13, 13) and made[0].y.shape == (2, 24, 7, 7)
-    assert Recipe(Form(FIXED, 0), 1).algorithm(problem) == f"bwd_{operation[9:]}_algo_1"
+    assert (
+        AlgorithmConfig(CudaAlgorithm(FIXED, 0), 1).algorithm_name(problem)
+        == f"bwd_{operation[9:]}_algo_1"
+    )

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
 from minidnn.backends.cuda.contraction.kernel_registry import refusals
 from tests.cuda.cards import H200
 from tests.cuda.lowered import problems_of
@@ -36,15 +36,15 @@ assert md.__file__.startswith(sys.argv[1]), md.__file__
 net = L.Sequential(L.Conv2d(5, 7, (3, 2), (2, 1), (1, 0), dilation=(1, 2)), L.SiLU())
 shape = (2, 5, 9, 8)
 (problem,) = problems_of(net, shape, "float32")
-forms = [form for form in forms_of(problem, H200) if form.core == "naive"]
+forms = [form for form in algorithms_for(problem, H200) if form.core == "naive"]
 print(*forms, "|", refusals(replace(problem, groups=2), H200)["naive"])
 check_emulated((lambda: net, shape), "naive", [128, 256], Path(sys.argv[1]), wide=3)
 """
 
 
-def follow(recipe: str, copy: Path) -> list[str]:
+def follow(config: str, copy: Path) -> list[str]:
     """Does what the page says; returns the files that were touched."""
-    (made,), (entry,) = FILE.finditer(recipe), ENTRY.finditer(recipe)
+    (made,), (entry,) = FILE.finditer(config), ENTRY.finditer(config)
     file = f"{made['folder']}/{made['name']}"
     (copy / file).write_text(made["code"])
     registry = copy / entry["file"]
@@ -85,8 +85,8 @@ def test_the_recipe(root: Path, copy: Path) -> None:
     assert len(touched) == 2
     ran = used(copy)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    form, reason = ran.stdout.strip().split(" | ")
-    assert form == "naive with 2 stages"
+    algorithm, reason = ran.stdout.strip().split(" | ")
+    assert algorithm == "naive with 2 stages"
     assert reason == "it has groups, or reads more than an image"
 
     # A wrong kernel is found.

@@ -16,7 +16,7 @@ from minidnn.backends.cuda.kernels import SCHEDULE, Launch
 from minidnn.backends.cuda.normalize import print_softmax
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep, print_pointwise
 from minidnn.backends.cuda.product.matmul import print_product
-from minidnn.backends.cuda.reduce import averages_planes, print_plane_average
+from minidnn.backends.cuda.reduce import averages_images, print_image_average
 from minidnn.backends.cuda.strided import print_broadcast, strided_of
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.graph import operators as ops
@@ -25,7 +25,7 @@ from minidnn.graph.ir import Node, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import TensorType, rounded_to
 from minidnn.kernels.ops import region
-from minidnn.memory import Annotations, Placement
+from minidnn.memory import Annotations, BufferView
 from tests.cuda.cards import H200
 from tests.sampling import mixed
 
@@ -230,23 +230,23 @@ def test_averages_of_whole_planes(
         [tensor_of(TensorType(s, dtype), layout) for s in (x.shape, expected.shape)],
         [slices(s, dtype, layout)[1] for s in (x.shape, expected.shape)],
     ):
-        assert averages_planes(shape[0], source)
+        assert averages_images(shape[0], source)
         memory = memory_of(target, None, shape[0])
-        launch = print_plane_average(shape[0], source, target, H200)
+        launch = print_image_average(shape[0], source, target, H200)
         run(launch, [memory_of(source, x, shape[0]), memory], tmp_path)
         np.testing.assert_array_equal(read(memory, target, shape[0]), expected)
 
 
 def test_planes_whose_sums_fit_no_shared_memory_are_averaged_otherwise() -> None:
     for layout, rows in ((PLANAR, 1 << 14), (CHANNELS_LAST, 1 << 10)):
-        assert not averages_planes(1, tensor_of(TensorType((1, 8, rows, 2)), layout))
+        assert not averages_images(1, tensor_of(TensorType((1, 8, rows, 2)), layout))
 
 
 def test_operands_broadcast_and_lie_in_slices(tmp_path: Path) -> None:
     a, b = Value(TensorType((2, 3, 4)), "a"), Value(TensorType((2, 1, 4)), "b")
     node = Node(ops.Sub(), [a, b], "sub")
     wide = Value(TensorType((2, 5, 4)), "wide")
-    placed = Annotations(placements={a: Placement(wide, 2)})
+    placed = Annotations(placements={a: BufferView(wide, 2)})
     whole, other = numbers_of((2, 5, 4), "float32"), numbers_of((2, 1, 4), "float32")
     y = np.zeros((2, 3, 4), np.float32)
     run(print_broadcast(placed, node), [whole, other, y], tmp_path)

@@ -13,7 +13,7 @@ from minidnn import layers as L
 from minidnn.backends.cuda import prepare
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.contraction import tune
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.backends.cuda.memory import Limit
@@ -72,9 +72,9 @@ def test_nothing_takes_more_than_the_limit(
     (problem,) = problems_of(network, (4, channels, 56, 56), precision)
     heuristic = tuning(left, "heuristic")
     found = [
-        recipe
-        for form in forms_of(problem, H200)
-        for recipe, _ in tune._candidates(problem, form, 3, heuristic)
+        config
+        for algorithm in algorithms_for(problem, H200)
+        for config, _ in tune._candidates(problem, algorithm, 3, heuristic)
     ]
     assert found and all(one.workspace <= heuristic.limit(problem) for one in found)
 
@@ -94,7 +94,7 @@ def test_what_nothing_computes_is_told_with_every_kernels_reason(
 @pytest.fixture
 def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     be_greedy(monkeypatch)
-    monkeypatch.setattr(Constants, "lay_down", lambda self: self.bytes)
+    monkeypatch.setattr(Constants, "upload", lambda self: self.bytes)
 
 
 @pytest.mark.sampled(3)

@@ -18,12 +18,19 @@ from minidnn.backends.backend import get_backend
 from minidnn.backends.cuda import backend, captured
 from minidnn.backends.cuda.arrays import ArraySlot, read
 from minidnn.backends.cuda.backend import CudaBackend
-from minidnn.backends.cuda.contraction.forms import forms_of, least_milliseconds
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for, least_milliseconds
+from minidnn.backends.cuda.contraction.config import (
+    FIXED,
+    PRODUCT,
+    CudaAlgorithm,
+    finish_of,
+    target,
+    used,
+)
 from minidnn.backends.cuda.contraction.graphs import graph_of
 from minidnn.backends.cuda.contraction.halo import HALOS
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import FIXED, PRODUCT, Form, finish_of, target, used
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
 from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.kernels import Launch
@@ -73,14 +80,18 @@ def test_every_node_of_the_zoo_has_a_task(name: str, precision: str) -> None:
     plan, tasks = zoo(name, precision)
     assert {value.dtype for value in plan.graph.values} == {CudaTarget(precision=precision).storage}
     for problem in dict.fromkeys(problems(tasks)):
-        forms = forms_of(problem, H200)
-        assert len(forms) == len(set(forms)) >= 1
-        for form in forms:
-            assert form.stages <= len(problem.stages)
-            finish = finish_of(problem, form)
-            assert (finish is None) == (form.stages == len(problem.stages) and not form.packed)
-            if form.core not in (FIXED, *KERNELS):
-                graph_of(problem, form.core, form.stages, target(problem, form)).freeze()
+        algorithms = algorithms_for(problem, H200)
+        assert len(algorithms) == len(set(algorithms)) >= 1
+        for algorithm in algorithms:
+            assert algorithm.stages <= len(problem.stages)
+            finish = finish_of(problem, algorithm)
+            assert (finish is None) == (
+                algorithm.stages == len(problem.stages) and not algorithm.packed
+            )
+            if algorithm.core not in (FIXED, *KERNELS):
+                graph_of(
+                    problem, algorithm.core, algorithm.stages, target(problem, algorithm)
+                ).freeze()
 
 
 def test_densenet_is_free_of_copies_and_of_passes_before_convolutions() -> None:
@@ -91,7 +102,9 @@ def test_densenet_is_free_of_copies_and_of_passes_before_convolutions() -> None:
     assert Counter(launches) == {"seq": 5}
     with_prologue = [p for p in problems(tasks) if p.before]
     assert len(with_prologue) == 58
-    assert all(forms_of(one, H200)[0].core in (STREAM.name, TILE.name) for one in with_prologue)
+    assert all(
+        algorithms_for(one, H200)[0].core in (STREAM.name, TILE.name) for one in with_prologue
+    )
 
 
 def test_blocks_of_one_shape_are_one_problem() -> None:
@@ -128,7 +141,10 @@ def test_only_exact_float32_is_left_to_fixed_functions_and_only_products_are_pro
     net = L.Sequential(L.Conv2d(8, 16, 1), L.ReLU(), L.Conv2d(16, 16, 3), L.Flatten())
     for precision in PRECISIONS:
         one, three = of(net, (2, 8, 9, 9), precision)
-        cores = [{form.core for form in forms_of(problem, H200)} for problem in (one, three)]
+        cores = [
+            {algorithm.core for algorithm in algorithms_for(problem, H200)}
+            for problem in (one, three)
+        ]
         assert (FIXED in cores[0]) == (FIXED in cores[1]) == (precision == "float32")
         assert (PRODUCT in cores[0]) == (precision != "float32") and PRODUCT not in cores[1]
         assert (TILE.name in cores[0]) == (precision in ("float16", "bfloat16"))
@@ -139,7 +155,7 @@ def test_a_residual_is_fused_or_left_to_a_kernel() -> None:
     net = md.Model(x, L.ReLU()(L.Conv2d(16, 16, 1)(x) + x))
     (problem,) = of(net, (2, 16, 8, 8), "float16")
     assert [stage.mode for stage in problem.stages] == ["bias", "add", "relu"]
-    assert {form.stages for form in forms_of(problem, H200)} == {1, 3}
+    assert {algorithm.stages for algorithm in algorithms_for(problem, H200)} == {1, 3}
     tensors, vectors, steps = used(problem, 1)
     assert (tensors, vectors, len(steps)) == ([0], [], 2)
 
@@ -149,7 +165,7 @@ def test_a_steep_leaky_relu_is_left_to_a_kernel() -> None:
     for slope, fused in ((0.1, 2), (1.0, 2), (4.0, 1), (-0.5, 1)):
         net = L.Sequential(L.Conv2d(8, 8, 1), L.LeakyReLU(slope))
         (problem,) = of(net, (1, 8, 4, 4), "tf32")
-        assert max(form.stages for form in forms_of(problem, H200)) == fused, slope
+        assert max(algorithm.stages for algorithm in algorithms_for(problem, H200)) == fused, slope
 
 
 def test_images_of_few_channels_are_gathered() -> None:
@@ -219,8 +235,8 @@ def test_convolutions_whose_filters_and_rows_fit_may_read_each_pixel_once() -> N
 
     dense = first(L.Conv2d(128, 32, 3, padding=1), 128, 56)
     assert chosen(dense) == [(32, 2), (32, 3)]
-    assert forms_of(dense, H200)[0].core == HALO.name
-    assert HALO.name not in {form.core for form in forms_of(dense, A100)}
+    assert algorithms_for(dense, H200)[0].core == HALO.name
+    assert HALO.name not in {algorithm.core for algorithm in algorithms_for(dense, A100)}
     stem = first(L.Conv2d(3, 64, 7, 2, 3), 3, 224)
     assert chosen(stem) == [(64, 2)]
     half = first(L.Conv2d(64, 128, 3, padding=1), 64)
@@ -357,8 +373,12 @@ def test_forms_that_move_too_much_are_not_tried() -> None:
     memory = replace(H200, bandwidth=4e12)
     pixels = 128 * 56 * 56
     own, direct, packed = (
-        least_milliseconds(problem, form, memory)
-        for form in (Form("tile", 0), Form("convolution", 0), Form("convolution", 0, packed=True))
+        least_milliseconds(problem, algorithm, memory)
+        for algorithm in (
+            CudaAlgorithm("tile", 0),
+            CudaAlgorithm("convolution", 0),
+            CudaAlgorithm("convolution", 0, packed=True),
+        )
     )
     filters = 224 * 128 * 2
     assert own == pytest.approx((pixels * 352 * 2 + filters) / 4e9)
@@ -366,4 +386,4 @@ def test_forms_that_move_too_much_are_not_tried() -> None:
     assert packed - direct == pytest.approx(pixels * 256 * 2 / 4e9)
     (small,) = of(net, (1, 224, 56, 56), "float16")
     once = (3136 * 352 * 2 + filters) / 12e9
-    assert least_milliseconds(small, Form(TILE.name, 0), memory) == pytest.approx(once)
+    assert least_milliseconds(small, CudaAlgorithm(TILE.name, 0), memory) == pytest.approx(once)

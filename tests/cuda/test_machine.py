@@ -86,7 +86,7 @@ def test_the_cost_model_scales_what_an_h200_does() -> None:
 
 
 def test_what_architectures_have() -> None:
-    assert [card.joins_three for card in (A100, RTX_4090, H200)] == [False, False, True]
+    assert [card.has_max3 for card in (A100, RTX_4090, H200)] == [False, False, True]
     assert [card.has_clusters for card in (A100, RTX_4090, H200)] == [False, False, True]
 
 

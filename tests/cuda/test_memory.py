@@ -14,7 +14,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda import backend, captured, memory, prepare
-from minidnn.backends.cuda.arrays import CUPY, Given
+from minidnn.backends.cuda.arrays import CUPY, CallerArray
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
@@ -117,11 +117,11 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     be_greedy(monkeypatch)
     monkeypatch.setattr(prepare, "Choice", Hungry)
 
-    def lay_down(self: Constants) -> None:
+    def upload(self: Constants) -> None:
         self._memory = allocated(self.bytes, "weights")
         self._making.clear()
 
-    monkeypatch.setattr(Constants, "lay_down", lay_down)
+    monkeypatch.setattr(Constants, "upload", upload)
     monkeypatch.setattr(captured, "Instance", Held)
     for module in (memory, captured):
         monkeypatch.setattr(module, "cupy", lambda: made.cupy)
@@ -275,9 +275,9 @@ def test_where_cuda_finds_no_room_for_another_graph(
     assert made._another() is first
     monkeypatch.setattr(captured, "read", lambda slot, array, device: array)
     monkeypatch.setattr(made, "_results", lambda library, out: [])
-    for name in ("as_it_is", "check_aligned", "check_apart", "outputs_of"):
+    for name in ("as_it_is", "check_aligned", "check_no_overlap", "outputs_of"):
         monkeypatch.setattr(captured, name, lambda *given: True)
-    given = Given(0, CUPY, None)
+    given = CallerArray(0, CUPY, None)
     monkeypatch.setattr(made, "_outputs", [])
     with pytest.raises(OutOfMemoryError, match="no room for what CUDA needs itself: error 2"):
         made.bind([given], None)

@@ -19,7 +19,7 @@ from minidnn.graph import expression as scalar
 from minidnn.graph import scalar_functions as formulas
 from minidnn.graph.expression import Expression, argument, constant, evaluate, linearize
 from minidnn.graph.operators import activations
-from minidnn.graph.types import HALVES
+from minidnn.graph.types import HALF_DTYPES
 from minidnn.runtime.arrays import from_bits
 from tests.cuda.emulator.run import Emulated
 
@@ -75,7 +75,7 @@ def computed(
     return results
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
 def test_every_number(dtype: str, tmp_path: Path) -> None:
     """Errors are those of the same code in float32, and a small part of what rounding takes; what
     is not finite is where NumPy has it."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cuda.contraction import filter_gradient
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
 from minidnn.backends.cuda.contraction.kernel import ContractionKernel
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedContraction
 from minidnn.backends.cuda.contraction.problem import (
@@ -295,15 +295,15 @@ def test_one_text_serves_gradients_of_all_sizes() -> None:
 
 
 def test_only_exact_planar_gradients_have_these_forms() -> None:
-    def forms(gradient: Gradient, precision: str = "float32") -> set[str]:
+    def algorithms(gradient: Gradient, precision: str = "float32") -> set[str]:
         (problem,) = graph_problems(gradient.graph, precision)
-        return {form.core for form in forms_of(problem, H200)}
+        return {algorithm.core for algorithm in algorithms_for(problem, H200)}
 
-    assert IMAGE.name in forms(GRADIENTS["image 3x3"])
-    assert FILTER.name in forms(GRADIENTS["filter stem"])
+    assert IMAGE.name in algorithms(GRADIENTS["image 3x3"])
+    assert FILTER.name in algorithms(GRADIENTS["filter stem"])
     for precision in ("tf32", "bfloat16"):
         for name in ("image 1x1, many", "filter 1x1, many"):
-            assert not {IMAGE.name, FILTER.name} & forms(GRADIENTS[name], precision)
+            assert not {IMAGE.name, FILTER.name} & algorithms(GRADIENTS[name], precision)
     strided = Gradient(IMAGE_GRADIENT, STRIDED["stem"]).problem
     assert IMAGE.why_not(strided, H200) == "its window has a stride of (2, 2)"
     grouped = Convolved((2, 16, 6, 6), 16, (3, 3), groups=2)

@@ -21,10 +21,14 @@ from minidnn import layers as L
 from minidnn.backends.cuda import constants, memory
 from minidnn.backends.cuda.constants import Constants, Data
 from minidnn.backends.cuda.contraction import choice, tune
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for, least_milliseconds
 from minidnn.backends.cuda.contraction.choice import Choice
-from minidnn.backends.cuda.contraction.forms import forms_of, least_milliseconds
+from minidnn.backends.cuda.contraction.config import (
+    AlgorithmConfig,
+    ContractionExecutable,
+    CudaAlgorithm,
+)
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import Built, Form, Recipe
 from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.graph.ir import Constant
 from minidnn.graph.types import TensorType
@@ -98,7 +102,7 @@ def test_constants_are_made_side_by_side_and_lie_apart(
     data = [Data(partial(make, i), dtypes[i % 3], (i,)) for i in range(9)]
     again = Data(lambda: pytest.fail("equal data are made twice"), "float32", (8,))
     laid = Constants([*data, again], pool)
-    laid.lay_down()
+    laid.upload()
     (memory,) = device_memory
     sizes = []
     for i, one in enumerate(data):
@@ -122,7 +126,7 @@ def test_an_error_in_a_constant_is_the_callers(
 
     laid = Constants([Data(broken, "float32", (0,))], pool)
     with pytest.raises(ValueError, match="no such weight"):
-        laid.lay_down()
+        laid.upload()
     assert not device_memory
 
 
@@ -175,11 +179,11 @@ class _Book:
         return [problem for text, problem in self.lines if text == what]
 
 
-def best(problem: ContractionProblem) -> Recipe:
+def best(problem: ContractionProblem) -> AlgorithmConfig:
     """The form that the fakes find the fastest."""
-    form = forms_of(problem, H200)[0]
-    engine = 7 if form.kernel is None else form.kernel.choices(problem, H200)[0]
-    return Recipe(form, engine, ((1, 2),), 0, 0.5)
+    algorithm = algorithms_for(problem, H200)[0]
+    engine = 7 if algorithm.kernel is None else algorithm.kernel.choices(problem, H200)[0]
+    return AlgorithmConfig(algorithm, engine, ((1, 2),), 0, 0.5)
 
 
 @pytest.fixture
@@ -187,34 +191,40 @@ def book(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Book:
     monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
     made = _Book()
 
-    def built(problem: ContractionProblem, recipe: Recipe) -> Built:
-        return Built(problem, recipe, None, None, None)  # type: ignore[arg-type]
+    def built(problem: ContractionProblem, config: AlgorithmConfig) -> ContractionExecutable:
+        return ContractionExecutable(problem, config, None, None, None)  # type: ignore[arg-type]
 
-    def certain(problem: ContractionProblem, tuning: Tuning) -> dict[Form, Any]:
+    def certain(problem: ContractionProblem, tuning: Tuning) -> dict[CudaAlgorithm, Any]:
         made.builds("ahead", problem)
-        return {Form("convolution", 0): []}
+        return {CudaAlgorithm("convolution", 0): []}
 
-    def everything(problem: ContractionProblem, own: Any, ahead: Any, tuning: Any) -> list[Built]:
+    def everything(
+        problem: ContractionProblem, own: Any, ahead: Any, tuning: Any
+    ) -> list[ContractionExecutable]:
         made.builds("with ahead" if ahead else "everything", problem)
         return [built(problem, best(problem))]
 
-    def own(problem: ContractionProblem, tuning: Tuning) -> list[Built]:
+    def own(problem: ContractionProblem, tuning: Tuning) -> list[ContractionExecutable]:
         made.measures("own", problem)
         return []
 
-    def measured(problem: ContractionProblem, found: Any, tuning: Tuning) -> Sequence[Built]:
+    def measured(
+        problem: ContractionProblem, found: Any, tuning: Tuning
+    ) -> Sequence[ContractionExecutable]:
         made.measures("measured", problem)
         return list(found)
 
-    def core_of(problem: ContractionProblem, recipe: Recipe, *rest: Any) -> Any:
+    def core_of(problem: ContractionProblem, config: AlgorithmConfig, *rest: Any) -> Any:
         made.builds("core", problem)
 
-    def gain(problem: ContractionProblem, fastest: Built, tuning: Tuning) -> float:
+    def gain(problem: ContractionProblem, fastest: ContractionExecutable, tuning: Tuning) -> float:
         return made.gains.get(problem, 0.0)
 
-    def with_compiled(problem: ContractionProblem, ranked: Any, tuning: Tuning) -> list[Built]:
+    def with_compiled(
+        problem: ContractionProblem, ranked: Any, tuning: Tuning
+    ) -> list[ContractionExecutable]:
         made.builds("compiled", problem)
-        milliseconds = ranked[0].recipe.milliseconds - made.gains[problem]
+        milliseconds = ranked[0].config.milliseconds - made.gains[problem]
         return [built(problem, replace(best(problem), milliseconds=milliseconds)), *ranked]
 
     runtime = SimpleNamespace(getDevice=lambda: 0, setDevice=lambda index: None)
@@ -226,7 +236,7 @@ def book(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Book:
         "core_of": core_of,
         "gain": gain,
         "with_compiled": with_compiled,
-        "build": lambda problem, recipe, core, machine, load: built(problem, recipe),
+        "build": lambda problem, config, core, machine, load: built(problem, config),
         "turn": lambda device: nullcontext(),
         "cupy": lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)),
     }.items():
@@ -279,7 +289,7 @@ def test_what_is_remembered_is_not_measured_again(book: _Book) -> None:
     chosen(some[:4])
     book.lines.clear()
     made, built = chosen(some)
-    assert {problem: one.recipe for problem, one in built.items()} == {p: best(p) for p in some}
+    assert {problem: one.config for problem, one in built.items()} == {p: best(p) for p in some}
     assert set(book.of("core")) == set(some[:4])
     assert book.of("measured") == some[4:]
     # Kernels of recipes that are not taken need not be there.
@@ -295,7 +305,7 @@ def test_engines_that_compile_are_built_where_they_may_save_enough_of_all(book: 
     _, built = chosen(plan)
     assert list(built) == some
     assert set(book.of("compiled")) == set(some[1:3]) and book.of("measured")[4:] == some[1:3]
-    saved = [0.5 - (built[problem].recipe.milliseconds or 0.0) for problem in some]
+    saved = [0.5 - (built[problem].config.milliseconds or 0.0) for problem in some]
     assert saved == pytest.approx([0.0, 0.4, 0.04, 0.0])
     book.lines.clear()
     chosen(plan)
@@ -303,7 +313,7 @@ def test_engines_that_compile_are_built_where_they_may_save_enough_of_all(book: 
     # A smaller plan, of which what was left out is more than a part of what all take.
     _, built = chosen([some[3], some[0]])
     assert book.of("compiled") == [some[3]]
-    assert built[some[3]].recipe.milliseconds == pytest.approx(0.49)
+    assert built[some[3]].config.milliseconds == pytest.approx(0.49)
     book.lines.clear()
     chosen([some[3]])
     assert not book.of("compiled")
@@ -325,33 +335,41 @@ def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
         "float16",
     )
     tuning = Tuning(H200, "quick", 1 << 30, lambda launches: [])
-    asked: list[Form] = []
+    asked: list[CudaAlgorithm] = []
 
-    def candidates(p: Any, form: Form, most: Any, tuning: Any, compiles: bool) -> Iterator[Any]:
+    def candidates(
+        p: Any, algorithm: CudaAlgorithm, most: Any, tuning: Any, compiles: bool
+    ) -> Iterator[Any]:
         assert not compiles
-        asked.append(form)
-        yield Recipe(form, 3, (), 0, None), None
+        asked.append(algorithm)
+        yield AlgorithmConfig(algorithm, 3, (), 0, None), None
 
     monkeypatch.setattr(tune, "_candidates", candidates)
     monkeypatch.setattr(
-        tune, "build", lambda problem, recipe, core, *rest: Built(problem, recipe, core, None, None)
+        tune,
+        "build",
+        lambda problem, config, core, *rest: ContractionExecutable(
+            problem, config, core, None, None
+        ),
     )
-    forms = [form for form in forms_of(problem, H200) if form.kernel is None]
+    algorithms = [
+        algorithm for algorithm in algorithms_for(problem, H200) if algorithm.kernel is None
+    ]
     ahead = tune.certain(problem, tuning)
     assert ahead == {} == dict.fromkeys(asked)  # each needs a kernel before it
-    floor = least_milliseconds(problem, Form(TILE.name, len(problem.stages)), H200)
-    slow = Recipe(Form(TILE.name, len(problem.stages)), 0, (), 0, 10 * floor)
-    ours = Built(problem, slow, None, None, None)  # type: ignore[arg-type]
+    floor = least_milliseconds(problem, CudaAlgorithm(TILE.name, len(problem.stages)), H200)
+    slow = AlgorithmConfig(CudaAlgorithm(TILE.name, len(problem.stages)), 0, (), 0, 10 * floor)
+    ours = ContractionExecutable(problem, slow, None, None, None)  # type: ignore[arg-type]
     found = tune.everything(problem, [ours], ahead, tuning)
-    assert [one.recipe.form for one in found[1:]] == forms == asked
+    assert [one.config.algorithm for one in found[1:]] == algorithms == asked
 
     plain = replace(problem, before=(), before_vectors=())
     asked.clear()
     ahead = tune.certain(plain, tuning)
-    assert list(ahead) == asked == [f for f in forms_of(plain, H200) if f.kernel is None]
+    assert list(ahead) == asked == [f for f in algorithms_for(plain, H200) if f.kernel is None]
     asked.clear()
     found = tune.everything(plain, [ours], ahead, tuning)
-    assert [one.recipe.form for one in found[1:]] == list(ahead)
+    assert [one.config.algorithm for one in found[1:]] == list(ahead)
     assert not asked  # nothing is built twice
 
 
@@ -364,27 +382,35 @@ def test_engines_that_compile_are_built_first_only_where_nothing_else_runs(
     asked: list[bool] = []
     ready = True
 
-    def candidates(p: Any, form: Form, most: Any, tuning: Any, compiles: bool) -> Iterator[Any]:
+    def candidates(
+        p: Any, algorithm: CudaAlgorithm, most: Any, tuning: Any, compiles: bool
+    ) -> Iterator[Any]:
         asked.append(compiles)
         if ready or compiles:
-            yield Recipe(form, 7 if compiles else 3, (), 0, 1.0), None
+            yield AlgorithmConfig(algorithm, 7 if compiles else 3, (), 0, 1.0), None
 
     monkeypatch.setattr(tune, "_candidates", candidates)
     monkeypatch.setattr(
-        tune, "build", lambda problem, recipe, core, *rest: Built(problem, recipe, core, None, None)
+        tune,
+        "build",
+        lambda problem, config, core, *rest: ContractionExecutable(
+            problem, config, core, None, None
+        ),
     )
     ranked = tune.everything(problem, [], {}, tuning)
-    assert {one.recipe.engine for one in ranked} == {3} and not any(asked)
+    assert {one.config.engine for one in ranked} == {3} and not any(asked)
     again = tune.with_compiled(problem, [*ranked * 4], tuning)
-    assert [one.recipe.engine for one in again] == [3, 3, 7]
+    assert [one.config.engine for one in again] == [3, 3, 7]
     ready = False
-    assert {one.recipe.engine for one in tune.everything(problem, [], {}, tuning)} == {7}
+    assert {one.config.engine for one in tune.everything(problem, [], {}, tuning)} == {7}
     slow, fast = (
-        Built(problem, Recipe(Form(TILE.name, 0), 0, (), 0, ms), None, None, None)  # type: ignore[arg-type]
+        ContractionExecutable(
+            problem, AlgorithmConfig(CudaAlgorithm(TILE.name, 0), 0, (), 0, ms), None, None, None
+        )  # type: ignore[arg-type]
         for ms in (1.0, 1e-6)
     )
-    assert [one.recipe.engine for one in tune.everything(problem, [slow], {}, tuning)] == [0]
-    floor = min(least_milliseconds(problem, f, H200) for f in forms_of(problem, H200))
+    assert [one.config.engine for one in tune.everything(problem, [slow], {}, tuning)] == [0]
+    floor = min(least_milliseconds(problem, f, H200) for f in algorithms_for(problem, H200))
     assert tune.gain(problem, slow, tuning) == pytest.approx(1.0 - floor)
     assert tune.gain(problem, fast, tuning) == 0.0
     assert tune.gain(problem, slow, replace(tuning, tune="exhaustive")) == 0.0

@@ -12,7 +12,7 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda import captured, memory, prepare, timing
-from minidnn.backends.cuda.arrays import ArrayLibrary, Given
+from minidnn.backends.cuda.arrays import ArrayLibrary, CallerArray
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.program import CudaProgram
 from tests.cuda.cards import H200
@@ -41,7 +41,7 @@ class FakeInstance:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> CudaProgram:
     be_greedy(monkeypatch)
-    monkeypatch.setattr(Constants, "lay_down", lambda self: self.bytes)
+    monkeypatch.setattr(Constants, "upload", lambda self: self.bytes)
     monkeypatch.setattr(Constants, "address", 0)
     monkeypatch.setattr(captured, "Instance", FakeInstance)
     nothing: Callable[..., None] = lambda *given: None  # noqa: E731
@@ -127,7 +127,7 @@ def test_streams_of_several_libraries_wait_for_each_other(
         Event=lambda **given: SimpleNamespace(ptr=next(events)),
     )
     monkeypatch.setattr(captured, "cupy", lambda: SimpleNamespace(cuda=cuda))
-    given = [Given(0x1000 * i, FakeLibrary(stream), None) for i, stream in enumerate(streams)]
+    given = [CallerArray(0x1000 * i, FakeLibrary(stream), None) for i, stream in enumerate(streams)]
     monkeypatch.setattr(captured, "read", lambda slot, array, device: array)
     monkeypatch.setattr(captured, "_stream_of", lambda given, device: streams[0])
     monkeypatch.setattr(made, "_inputs", [None] * len(given))

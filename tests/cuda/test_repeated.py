@@ -20,7 +20,7 @@ from minidnn.backends.cuda.arrays import (
     HOST_TO_DEVICE,
     NUMPY,
     ArraySlot,
-    Given,
+    CallerArray,
 )
 from minidnn.backends.cuda.block import Block
 from minidnn.backends.cuda.captured import CapturedProgram
@@ -130,9 +130,9 @@ def table_of(runtime: FakeRuntime, size: int) -> CudaTable:
     return CudaTable(rows, block, (4 * size, 4), (4 * size, 4), copies)
 
 
-def given(array: np.ndarray, on_host: bool) -> Given:
+def given(array: np.ndarray, on_host: bool) -> CallerArray:
     kind, library = (HOST_TO_DEVICE, NUMPY) if on_host else (DEVICE_TO_DEVICE, CUPY)
-    return Given(array.ctypes.data, library, array, kind)
+    return CallerArray(array.ctypes.data, library, array, kind)
 
 
 @pytest.mark.parametrize("size", [5, 2000])  # a small input and one that is copied by itself

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, EpilogueStep, spec_of
 from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep
@@ -118,7 +118,7 @@ def test_parts_give_all_multiprocessors_work(
 
 def test_only_exact_linear_layers_have_this_form() -> None:
     exact = problem_of(8, 16, 64)
-    assert forms_of(exact, H200)[0].core == ROWS.name
+    assert algorithms_for(exact, H200)[0].core == ROWS.name
     assert spec_of(exact.x, exact.batch).shape == (8, 64, 1, 1)
     for other in (
         problem_of(8, 16, 64, tf32=True),
@@ -126,4 +126,4 @@ def test_only_exact_linear_layers_have_this_form() -> None:
         problem_of(8, 16, 64, 65),
         problem_of(1000, 16, 64),
     ):
-        assert ROWS.name not in [form.core for form in forms_of(other, H200)]
+        assert ROWS.name not in [algorithm.core for algorithm in algorithms_for(other, H200)]

@@ -14,7 +14,7 @@ from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.sequence import grid as grids_module
 from minidnn.backends.cuda.sequence import mapping
 from minidnn.backends.cuda.sequence.grid import Grid, grids
-from minidnn.backends.cuda.sequence.suit import print_region
+from minidnn.backends.cuda.sequence.reschedule import print_region
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.backends.cuda.tensor import tensor_of
 from minidnn.fusion.region import FusedSequence

@@ -27,7 +27,7 @@ from tests.cuda.test_sequence_units import Residual
 from tests.cuda.test_sequence_units import region_of as staged_region_of
 from tests.sampling import mixed, some
 
-HALVES = ("float16", "bfloat16")
+HALF_DTYPES = ("float16", "bfloat16")
 AVERAGE = L.AvgPool2d(3, 1, 1)
 
 
@@ -73,7 +73,7 @@ WINDOWS = {
 
 
 @pytest.mark.race
-@pytest.mark.parametrize(("name", "dtype"), mixed(2, WINDOWS, HALVES))
+@pytest.mark.parametrize(("name", "dtype"), mixed(2, WINDOWS, HALF_DTYPES))
 def test_every_strip_gives_the_same_bits(name: str, dtype: str, tmp_path: Path) -> None:
     """Strips of every width and height that may be measured, in buffers that are wider, too, where
     that leaves packs as they are."""
@@ -141,7 +141,7 @@ def test_nothing_is_spilled(
         (AVERAGE, L.BatchNorm2d(64), L.ReLU()),
     ):
         for shape in ((64, 64, 56, 56), (64, 64, 35, 35)):
-            for dtype in HALVES:
+            for dtype in HALF_DTYPES:
                 region = region_of(layers, shape, dtype)
                 for one in rollings_of(region)[:: 1 if layers == (AVERAGE,) else 2]:
                     sources.append(source_of(region, one, machine))

@@ -21,7 +21,7 @@ from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.nvrtc import Resources
-from minidnn.backends.cuda.sequence.suit import print_region, print_variants
+from minidnn.backends.cuda.sequence.reschedule import print_region, print_variants
 from minidnn.backends.cuda.sequence.vectors import SequenceKernel
 from minidnn.backends.cuda.task import Task
 from minidnn.backends.cuda.tensor import Tensor, tensor_of

@@ -13,7 +13,7 @@ from minidnn import layers as L
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.constants import Data
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
 from minidnn.backends.cuda.contraction.problem import Addresses, ContractionProblem
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
@@ -78,14 +78,16 @@ def by_first(problem: ContractionProblem) -> Kernel:
     counts = [len(some) for some in (problem.others, problem.vectors, problem.before_vectors)]
     others, vectors, before = ((0,) * count for count in counts)
     nowhere = Addresses(0, 0, 0, others, vectors, before)
-    for form in forms_of(problem, FEW):
-        for choice in form.kernel.choices(problem, FEW) if form.kernel is not None else ():
-            assert form.kernel is not None
-            launches = form.kernel.launches(problem, choice, FEW)
+    for algorithm in algorithms_for(problem, FEW):
+        for choice in (
+            algorithm.kernel.choices(problem, FEW) if algorithm.kernel is not None else ()
+        ):
+            assert algorithm.kernel is not None
+            launches = algorithm.kernel.launches(problem, choice, FEW)
             if len(launches) == 1:
-                (arguments,) = form.kernel.arguments(problem, choice, nowhere, FEW)
+                (arguments,) = algorithm.kernel.arguments(problem, choice, nowhere, FEW)
                 numbers = [one for one in arguments[3 + sum(counts) :] if isinstance(one, int)]
-                return form.core, launches[0], numbers
+                return algorithm.core, launches[0], numbers
     raise AssertionError(problem.describe())
 
 

@@ -13,7 +13,7 @@ from minidnn.backends.cuda.contraction import stream
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.stream import Stream
 from minidnn.backends.cuda.lower import lower_plan
-from minidnn.backends.cuda.target import HALVES, CudaTarget
+from minidnn.backends.cuda.target import HALF_DTYPES, CudaTarget
 from minidnn.graph.types import rounded_to
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
@@ -46,7 +46,7 @@ def network(channels: int, filters: int) -> md.Layer:
 def problem_of(shape: tuple[int, ...], filters: int, dtype: str) -> ContractionProblem:
     tasks = lower_plan(planned(network(shape[1], filters), shape, dtype), H200, tf32=False)
     problems = [task.work for task in tasks if isinstance(task.work, ContractionProblem)]
-    (problem,) = (each for each in problems if each.behind and each.direction == "forward")
+    (problem,) = (each for each in problems if each.reduction and each.direction == "forward")
     return problem
 
 
@@ -82,7 +82,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Emulat
 
 
 def dtype_of(choice: int) -> str:
-    return HALVES[choice % 2]
+    return HALF_DTYPES[choice % 2]
 
 
 def computed(

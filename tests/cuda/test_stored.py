@@ -14,11 +14,11 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda import stored
 from minidnn.backends.cuda.block import Block
-from minidnn.backends.cuda.contraction.fixed import FixedConvolution, PlanCall
+from minidnn.backends.cuda.contraction.fixed_function import FixedConvolution, PlanCall
 from minidnn.backends.cuda.functions import CompiledKernel, Loaded
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.nvrtc import UNKNOWN
-from minidnn.backends.cuda.stored import store, why_not_here
+from minidnn.backends.cuda.stored import store, why_not_loadable
 from minidnn.backends.cuda.table import CudaTable, KernelRow, LibraryRow
 from minidnn.compiled_file import write_compiled
 from minidnn.cudnn import machine as cudnn_machine
@@ -136,11 +136,11 @@ def test_a_convolution_comes_back() -> None:
 
 def test_what_is_for_another_card_or_library_is_refused() -> None:
     document = store(table(), np.zeros(0, np.uint8), H200).document
-    assert why_not_here(document, 0) is None
+    assert why_not_loadable(document, 0) is None
     other = document | {"card": "NVIDIA A100 (sm_80, 108 multiprocessors)"}
-    assert (why_not_here(other, 0) or "").startswith("is for NVIDIA A100 (sm_80, 108 multip")
+    assert (why_not_loadable(other, 0) or "").startswith("is for NVIDIA A100 (sm_80, 108 multip")
     other = document | {"library": "cuDNN 9.1"}
-    assert why_not_here(other, 0) == "is for cuDNN 9.1, and this is cuDNN 9.19"
+    assert why_not_loadable(other, 0) == "is for cuDNN 9.1, and this is cuDNN 9.19"
 
 
 def test_arguments_that_do_not_fit_the_device(tmp_path: Any) -> None:

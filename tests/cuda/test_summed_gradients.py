@@ -13,13 +13,19 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from minidnn.backends.cuda.contraction.config import (
+    AlgorithmConfig,
+    ContractionExecutable,
+    CudaAlgorithm,
+    prepare_of,
+    sums_of,
+)
+from minidnn.backends.cuda.contraction.epilogue_reduction_text import sweep_of
 from minidnn.backends.cuda.contraction.graphs import CONVOLUTION
 from minidnn.backends.cuda.contraction.kernel_registry import LoadedContraction
-from minidnn.backends.cuda.contraction.recipe import Built, Form, Recipe, prepare_of, sums_of
-from minidnn.backends.cuda.contraction.sums_behind import sweep_of
 from minidnn.backends.cuda.functions import Loaded, compile_kernels
 from minidnn.backends.cuda.memory import aligned
-from minidnn.backends.cuda.target import HALVES
+from minidnn.backends.cuda.target import HALF_DTYPES
 from minidnn.backends.cuda.task import Task
 from minidnn.backends.cuda.tensor import Tensor
 from minidnn.fusion.region import FusedGradient
@@ -46,7 +52,7 @@ SHAPE, INNER = (3, 80, 9, 11), 24
 WINDOWS = (2, 16, 9, 11)
 
 
-@pytest.fixture(scope="module", params=HALVES)
+@pytest.fixture(scope="module", params=HALF_DTYPES)
 def tasks(request: pytest.FixtureRequest) -> list[Task]:
     return [*tasks_of(SHAPE, INNER, request.param), *tasks_of(WINDOWS, 0, request.param)]
 
@@ -54,11 +60,11 @@ def tasks(request: pytest.FixtureRequest) -> list[Task]:
 def test_there_is_every_kind(tasks: list[Task]) -> None:
     """Kept gradients behind a mask, and joins that store what they add up, of one and two
     branches; what is in front behind an activation and without; gradients that have one alone."""
-    fronts = [problem_of(task).front for task in tasks]
-    assert {len(front.operators) for front in fronts if front is not None} == {4, 7}
-    behind = [problem_of(task).behind for task in tasks]
-    assert None in fronts or None in behind
-    kinds = {(b.keeps, len(b.tensors), len(b.stored)) for b in behind if b is not None}
+    fronts = [problem_of(task).producer for task in tasks]
+    assert {len(producer.operators) for producer in fronts if producer is not None} == {4, 7}
+    reduction = [problem_of(task).reduction for task in tasks]
+    assert None in fronts or None in reduction
+    kinds = {(b.keeps, len(b.tensors), len(b.stored)) for b in reduction if b is not None}
     assert (True, 1, 0) in kinds and {True, False} == {keeps for keeps, *_ in kinds}
     assert any(stored for _, _, stored in kinds)
     for task in tasks:
@@ -116,14 +122,14 @@ def computed(
     """The node's results; what is read beside the gradient lies between so many channels."""
     problem, node = problem_of(task), task.node
     wide, first = list[Any](), 3
-    if (front := problem.front) is not None:
-        lies = tuple(_wider(t, sides) for t in front.tensors)
-        problem = replace(problem, front=replace(front, tensors=lies))
+    if (producer := problem.producer) is not None:
+        lies = tuple(_wider(t, sides) for t in producer.tensors)
+        problem = replace(problem, producer=replace(producer, tensors=lies))
         wide += task.pointers[3 : 3 + len(lies)]
-        first += len(front.read)
-    if problem.behind is not None:
-        lies = tuple(_wider(t, sides) for t in problem.behind.tensors)
-        problem = replace(problem, behind=replace(problem.behind, tensors=lies))
+        first += len(producer.read)
+    if problem.reduction is not None:
+        lies = tuple(_wider(t, sides) for t in problem.reduction.tensors)
+        problem = replace(problem, reduction=replace(problem.reduction, tensors=lies))
         wide += task.pointers[first : first + len(lies)]
     bits = {}
     for value, x in zip(node.inputs, given, strict=True):
@@ -184,27 +190,29 @@ def test_a_gradient_that_is_swept_lies_in_the_workspace_unless_it_is_kept(
     taken, begin = 1000, 1 << 20
     for task in tasks:
         problem = problem_of(task)
-        form = Form(CONVOLUTION, 0)
-        sweep = sums_of(problem, form)
+        algorithm = CudaAlgorithm(CONVOLUTION, 0)
+        sweep = sums_of(problem, algorithm)
         core: Any = SimpleNamespace(workspace=taken, settled=())
         swept: Any = tuple(sweep)
-        launch = prepare_of(problem, form, H200)
+        launch = prepare_of(problem, algorithm, H200)
         before: Any = None if launch is None else SimpleNamespace(launch=launch)
-        built = Built(problem, Recipe(form, 0), core, before, None, swept)
+        built = ContractionExecutable(
+            problem, AlgorithmConfig(algorithm, 0), core, before, None, swept
+        )
         values = (*task.node.inputs, *task.node.outputs)
         places = {value: i << 30 for i, value in enumerate(values, 1)}
         at = addresses(task, places, begin)
         rows = built.rows(at, begin)
-        if problem.front is not None:
+        if problem.producer is not None:
             taken_before = rows.pop(0).arguments
-            assert Counter(taken_before) == Counter((*at.front, at.y))
+            assert Counter(taken_before) == Counter((*at.producer, at.y))
         library, *rows = rows
         y, w, x, room = library.arguments
-        kept = problem.behind is None or problem.behind.keeps
+        kept = problem.reduction is None or problem.reduction.keeps
         assert (y, w, room) == (at.y, at.w, begin)
         size = prod(problem.input.shape) * problem.x.itemsize
         assert x == (at.x if kept else begin + aligned(taken))
-        if problem.behind is None:
+        if problem.reduction is None:
             assert not rows
             continue
         assert rows[0].arguments[0] == x and len(rows) == len(sweep)

@@ -11,7 +11,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.sums import SumsLaunches, print_sums
-from minidnn.backends.cuda.target import HALVES, CudaTarget
+from minidnn.backends.cuda.target import HALF_DTYPES, CudaTarget
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.fusion.region import FusedSums
 from minidnn.graph import operators as ops
@@ -130,13 +130,13 @@ def sums_of(op: FusedSums) -> dict[int, Value]:
     return {i: node.output for i, node in op.reductions.items()}
 
 
-def tensors(op: FusedSums, layout: Layout, before: int, behind: int) -> dict[Value, Tensor]:
+def tensors(op: FusedSums, layout: Layout, before: int, reduction: int) -> dict[Value, Tensor]:
     """Where tensors lie: in the middle of wider values."""
     found = {}
     for value in (*op.body.inputs, *op.body.outputs):
         if value.shape == op.shape:
             n, c, *plane = value.shape
-            buffer = TensorType((n, before + c + behind, *plane), value.dtype)
+            buffer = TensorType((n, before + c + reduction, *plane), value.dtype)
             found[value] = tensor_of(value.type, layout, buffer, before)
     return found | {value: tensor_of(value.type, layout) for value in op.plane_numbers}
 
@@ -174,14 +174,14 @@ def mixed(dtype: str, size: int = 9, channels: int = 16) -> list[FusedSums]:
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Every region in both layouts, dense and in slices, all kernels compiled at once."""
     found = []
-    sources = [*(regions(shape)[1] for shape in SHAPES), *map(mixed, ("float32", *HALVES))]
+    sources = [*(regions(shape)[1] for shape in SHAPES), *map(mixed, ("float32", *HALF_DTYPES))]
     # Packs of odd channels, of which some are no whole block, and planes of several parts.
     sources += [mixed("bfloat16", 6, 27), mixed("float16", 5, 72), mixed("bfloat16", 70, 8)]
     for source in sources:
         for op in source:
             for layout in (PLANAR, CHANNELS_LAST):
-                for before, behind in ((0, 0), (4, 4), (3, 2)):
-                    places = tensors(op, layout, before, behind)
+                for before, reduction in ((0, 0), (4, 4), (3, 2)):
+                    places = tensors(op, layout, before, reduction)
                     found.append((op, places, print_sums(op, places.__getitem__)))
     launches = [each for *_, sums in found for each in (sums.first, sums.parts) if each]
     emulated = Emulated([each.source for each in launches], tmp_path_factory.mktemp("sums"))
@@ -215,7 +215,7 @@ def test_numbers(cases: Any) -> None:
             for v in sums.operands
             if v in arrays
         ]
-        halves = any(v.dtype in HALVES for v in op.body.values)
+        halves = any(v.dtype in HALF_DTYPES for v in op.body.values)
         error = 2e-2 if halves else 3e-6
         expected = evaluate(op.body, list(arrays.values()), "float64")
         results = launched(sums, emulated, given, op, places)

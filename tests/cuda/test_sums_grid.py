@@ -6,7 +6,7 @@ from math import gcd
 
 import pytest
 
-from minidnn.backends.cuda.sum_parts import THREADS, grid_of_columns, grid_of_planes
+from minidnn.backends.cuda.partial_sums import THREADS, grid_of_columns, grid_of_planes
 
 
 @pytest.mark.parametrize("channels", [7, 16, 24, 27, 96, 144, 672, 1152, 1280, 2056, 4096])

@@ -10,7 +10,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import winograd
-from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for
 from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.machine import Machine
 from tests.cuda.cards import A100, H200
@@ -75,7 +75,7 @@ def test_one_text_serves_convolutions_of_all_sizes() -> None:
 def test_only_exact_3x3_convolutions_have_this_form() -> None:
     def has(net: md.Layer, size: tuple[int, ...], precision: str = "float32") -> bool:
         (problem,) = problems_of(net, size, precision)
-        return WINOGRAD.name in {form.core for form in forms_of(problem, H200)}
+        return WINOGRAD.name in {algorithm.core for algorithm in algorithms_for(problem, H200)}
 
     assert has(relu(16, 16), (1, 16, 8, 8))
     assert not has(relu(16, 16), (1, 16, 8, 8), "tf32")
@@ -138,6 +138,6 @@ LARGE: dict[str, Network] = SMALL | {
 @pytest.mark.parametrize("choice", range(2 * len(winograd.SHAPES)))
 @pytest.mark.parametrize("name", LARGE)
 def test_networks(name: str, choice: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch, lambda form: form.core == WINOGRAD.name)
+    only(monkeypatch, lambda algorithm: algorithm.core == WINOGRAD.name)
     monkeypatch.setattr(WINOGRAD, "choices", lambda problem, machine: [choice])
     check_on_gpu(LARGE[name], f"winograd {winograd.DIVISIONS.shown(choice)}")

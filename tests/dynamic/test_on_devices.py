@@ -13,7 +13,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.cache import forbid_builds
 from minidnn.dynamic.executable import DynamicExecutable
-from minidnn.dynamic.kept import KeptProgram
+from minidnn.dynamic.kept import CachedProgram
 from minidnn.dynamic.split import BatchPart, RowWise, run_in_parts
 from minidnn.executable import Executable
 from minidnn.graph.types import TensorType
@@ -41,11 +41,11 @@ class Doubling:
         return list(out)
 
 
-def program(rows: int) -> KeptProgram:
+def program(rows: int) -> CachedProgram:
     x = Endpoint("x", TensorType((rows, 3)))
     y = Endpoint("y", TensorType((1, 2)))
     executable = Executable(Interface("net", (x, y), (x, y)), Doubling(rows), "ours", "float32")
-    return KeptProgram(executable, "made")
+    return CachedProgram(executable, "made")
 
 
 @pytest.mark.parametrize("parts", [[(0, 4), (4, 1), (5, 1)], [(0, 4), (2, 4)], [(0, 6)]])

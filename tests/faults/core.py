@@ -42,10 +42,10 @@ FAULTS = (
     ),
     Fault(
         "a state that is an output is given as what it became",
-        "minidnn/passes/place.py",
+        "minidnn/passes/in_place.py",
         "given = [v for v in graph.outputs if roots.get(v) in graph.updates]",
         "given: list[Value] = []",
-        ("tests/passes/test_place_updates.py", "tests/states/test_programs.py"),
+        ("tests/passes/test_update_in_place.py", "tests/states/test_programs.py"),
     ),
     Fault(
         "a pad of an uneven image is folded the wrong way round",
@@ -91,17 +91,17 @@ FAULTS = (
     ),
     Fault(
         "averages that count padding move before convolutions",
-        "minidnn/passes/move_pools.py",
+        "minidnn/passes/move_pooling.py",
         "not pool.op.count_include_pad or pool.op.padding == (0, 0)",
         "True",
         ("tests/passes/test_pool_first.py",),
     ),
     Fault(
         "a value is placed in two joins",
-        "minidnn/passes/place.py",
+        "minidnn/passes/in_place.py",
         "    if value in placements:\n        return f",
         "    if False:\n        return f",
-        ("tests/passes/test_place_concat.py",),
+        ("tests/passes/test_concat_in_place.py",),
     ),
     Fault(
         "an epilogue is taken though its operand waits for the contraction",

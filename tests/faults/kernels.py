@@ -143,7 +143,7 @@ FAULTS = (
         "minidnn/backends/cuda/sequence/taps.py",
         "for name in names[1:]:\n            fresh = self.pack.code.fresh()",
         "for name in reversed(names[1:]):\n            fresh = self.pack.code.fresh()",
-        ("tests/cuda/test_kernels.py", "tests/cuda/test_tap_join.py"),
+        ("tests/cuda/test_kernels.py", "tests/cuda/test_tap_reduction.py"),
     ),
     Fault(
         "tall strips are computed though divisors differ",

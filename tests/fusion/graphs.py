@@ -13,7 +13,7 @@ from minidnn.graph.ir import Constant, Graph, Value
 from minidnn.graph.operator import Windowed
 from minidnn.graph.trace import Trace, apply, tracing
 from minidnn.graph.types import TensorType
-from minidnn.graph.window import JOINS, Axis, Window, WindowAxis, average_window
+from minidnn.graph.window import COMBINERS, Axis, Window, WindowAxis, average_window
 
 Draw = Any
 
@@ -171,7 +171,7 @@ def _described(draw: Draw, x: Value, values: list[Value]) -> Value:
     finish = (
         argument(0) * 0.5 / (argument(1) + 1.0) if whole and draw(st.booleans()) else argument(0)
     )
-    join = draw(st.sampled_from(tuple(JOINS)))
+    join = draw(st.sampled_from(tuple(COMBINERS)))
     window = Window(axes[0], axes[1], join, tap, finish, len(under), len(here), draw(st.booleans()))
     return apply(ops.Pool2d(window, "Described"), *operands)
 

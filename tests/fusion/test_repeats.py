@@ -153,4 +153,4 @@ def test_what_lies_in_buffers_at_once(seed: int) -> None:
         sum(made[v] <= i < last[v] for v in sequence.buffered) for i in range(len(stack.steps))
     ]
     assert geometry.peak(stack.steps, sizes) == max(during)
-    assert geometry.most_kept(stack.steps, sequence.buffered) == max(1, *between, 0)
+    assert geometry.peak_live_planes(stack.steps, sequence.buffered) == max(1, *between, 0)

@@ -9,8 +9,8 @@ import pytest
 
 from minidnn.fusion.strided import (
     StridedView,
-    before_view,
     is_view,
+    operand_view,
     read_view,
     view_of,
     written_view,
@@ -94,7 +94,7 @@ def test_what_is_written() -> None:
         graph = chain_of(seed, cuts=False)
         view: StridedView | None = StridedView.dense(graph.outputs[0])
         for node in reversed(graph.nodes):
-            view = None if view is None else before_view(node, 0, view)
+            view = None if view is None else operand_view(node, 0, view)
         if view is None or view.steps is None:
             continue
         known += 1

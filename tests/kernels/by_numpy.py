@@ -12,7 +12,7 @@ import numpy as np
 
 from minidnn.graph.expression import run as run_code
 from minidnn.graph.types import BYTES
-from minidnn.graph.window import join_taps
+from minidnn.graph.window import combine_taps
 from minidnn.kernels.ir import (
     LANE,
     OPERATIONS,
@@ -82,7 +82,7 @@ def _folded(fold: FoldRange, points: _Points, arrays: Mapping[str, np.ndarray]) 
                 there = _value(fold.condition, alike, arrays)
             chosen = _run(fold.body, _chosen(alike, there), arrays)
             each[there] = _value(fold.value, chosen, arrays)
-        result[counts == count] = join_taps(fold.join, values)
+        result[counts == count] = combine_taps(fold.join, values)
     return result
 
 

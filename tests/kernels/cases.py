@@ -215,6 +215,6 @@ def _halves(random: np.random.Generator) -> Iterator[Made]:
 
 MADE = tuple(_all())
 #: What GPUs alone compute.
-HALVES = tuple(_halves(np.random.default_rng(1)))
+HALF_DTYPES = tuple(_halves(np.random.default_rng(1)))
 #: What is launched: an engine leaves out what has no elements.
 FULL = tuple(made for made in MADE if prod(made.expected.shape))

@@ -24,7 +24,7 @@ from minidnn.kernels.render import ispc
 from tests.cuda.cards import H200
 from tests.cuda.emulator.run import Emulated
 
-from .cases import FULL, HALVES, MADE
+from .cases import FULL, HALF_DTYPES, MADE
 from .made import SCHEDULES, Made
 
 
@@ -35,7 +35,7 @@ def test_every_operator_has_cases() -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("made", (*MADE, *HALVES), ids=str)
+@pytest.mark.parametrize("made", (*MADE, *HALF_DTYPES), ids=str)
 def test_the_interpreter_gives_the_reference(made: Made, schedule: str) -> None:
     np.testing.assert_array_equal(made.interpreted(made.kernel(schedule)), made.expected)
 
@@ -60,7 +60,7 @@ def test_ispc_gives_what_the_interpreter_does(
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    every = (*FULL, *HALVES)
+    every = (*FULL, *HALF_DTYPES)
     kernels = [made.kernel(name) for made in every for name in ("cuda", "points")]
     return Emulated([Launch.of(k).source for k in kernels], tmp_path_factory.mktemp("kernels"))
 
@@ -68,7 +68,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
 @pytest.mark.race
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("schedule", ["cuda", "points"])
-@pytest.mark.parametrize("made", (*FULL, *HALVES), ids=str)
+@pytest.mark.parametrize("made", (*FULL, *HALF_DTYPES), ids=str)
 def test_cuda_gives_what_the_interpreter_does(
     made: Made, schedule: str, backwards: bool, emulated: Emulated
 ) -> None:
@@ -80,7 +80,7 @@ def test_cuda_gives_what_the_interpreter_does(
 
 def test_cuda_is_compiled_without_spills(warm_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
-    sources = [Launch.of(made.kernel("cuda")).source for made in (*FULL, *HALVES)]
+    sources = [Launch.of(made.kernel("cuda")).source for made in (*FULL, *HALF_DTYPES)]
     for kernel in compile_by_nvrtc(sources, H200.arch):
         assert kernel.resources.spill_bytes == kernel.resources.stack_bytes == 0, kernel.resources
 

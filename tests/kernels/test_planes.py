@@ -16,7 +16,7 @@ from minidnn.graph.operator import Operator
 from minidnn.graph.types import TensorType
 from minidnn.kernels.ir import Kernel
 from minidnn.kernels.ops import region
-from minidnn.kernels.ops.planes import Planes
+from minidnn.kernels.ops.planes import PlaneStrides
 from minidnn.kernels.schedule import AxisSchedule
 from tests.kernels.by_numpy import run
 
@@ -30,42 +30,42 @@ WINDOWS: tuple[Operator, ...] = (
     ops.AvgPool2d((11, 23), (11, 23)),
 )
 ADAPTIVE: tuple[Operator, ...] = (ops.AdaptiveAvgPool2d((3, 2)), ops.AdaptiveAvgPool2d((1, 5)))
-LANES = AxisSchedule(lanes=4, keeps_sizes=True, keeps_ones=True)
+LANES = AxisSchedule(lanes=4, keeps_sizes=True, keeps_unit_sizes=True)
 BLOCK = 4
 
 
-def planar(type: TensorType) -> Planes:
+def planar(type: TensorType) -> PlaneStrides:
     """Behind one more channel and before another."""
     _, channels, rows, columns = type.plane
     plane = rows * columns
     strides = (channels + 2) * plane, plane, columns, 1
-    return Planes(type.dtype, channels, rows, columns, *strides, offset=plane)
+    return PlaneStrides(type.dtype, channels, rows, columns, *strides, offset=plane)
 
 
-def channels_last(type: TensorType) -> Planes:
+def channels_last(type: TensorType) -> PlaneStrides:
     _, channels, rows, columns = type.plane
     wide = channels + 2
     strides = rows * columns * wide, 1, columns * wide, wide
-    return Planes(type.dtype, channels, rows, columns, *strides, offset=1)
+    return PlaneStrides(type.dtype, channels, rows, columns, *strides, offset=1)
 
 
-def blocked(type: TensorType) -> Planes:
+def blocked(type: TensorType) -> PlaneStrides:
     """In blocks, of which the last is filled up."""
     _, channels, rows, columns = type.plane
     blocks, plane = -(-channels // BLOCK), rows * columns * BLOCK
     strides, padding = (blocks * plane, plane, columns * BLOCK, BLOCK), -channels % BLOCK
-    return Planes(type.dtype, channels, rows, columns, *strides, block=BLOCK, padding=padding)
+    return PlaneStrides(type.dtype, channels, rows, columns, *strides, block=BLOCK, padding=padding)
 
 
-def within_a_block(type: TensorType) -> Planes:
+def within_a_block(type: TensorType) -> PlaneStrides:
     """Behind three channels of the first block."""
     batch, channels, *plane = type.plane
     whole = blocked(TensorType((batch, channels + 3, *plane), type.dtype))
-    fields = {name: getattr(whole, name) for name in Planes.__slots__}
-    return Planes(**fields | {"channels": channels, "first": 3})
+    fields = {name: getattr(whole, name) for name in PlaneStrides.__slots__}
+    return PlaneStrides(**fields | {"channels": channels, "first": 3})
 
 
-Lie = Callable[[TensorType], Planes]
+Lie = Callable[[TensorType], PlaneStrides]
 WAYS: tuple[tuple[AxisSchedule, Lie, Lie], ...] = (
     *((ANY_SIZE, lie, lie) for lie in (planar, channels_last)),
     (ANY_SIZE, planar, channels_last),
@@ -75,7 +75,7 @@ WAYS: tuple[tuple[AxisSchedule, Lie, Lie], ...] = (
 )
 
 
-def elements(lies: Planes, batch: int) -> np.ndarray:
+def elements(lies: PlaneStrides, batch: int) -> np.ndarray:
     """Where each element lies."""
     n, c, y, x = np.ogrid[:batch, : lies.channels, : lies.rows, : lies.columns]
     c = c + lies.first
@@ -92,7 +92,7 @@ def lowered(
         ends = given(values[0].type), made(node.output.type)
         return region.lower_adaptive(shapes[0][0], *ends, schedule)
 
-    def lie(value: Value) -> Planes:
+    def lie(value: Value) -> PlaneStrides:
         return (made if value is node.output else given)(value.type)
 
     return region.lower([operation_of(node, 0)], [node.output], lie, schedule)[0]

@@ -44,7 +44,7 @@ DTYPE = "float16"
 
 @dataclass(frozen=True)
 class Attending(Target):
-    turns_products = True
+    transposes_products = True
     forward: str | None = None
     backward: str | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minidnn.fusion.rows import FusedRows, row_alone
+from minidnn.fusion.rows import FusedRows, region_of_row_operator
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument
@@ -135,5 +135,5 @@ def test_a_node_alone_is_seen_as_rows() -> None:
         return [trailing, inner, apply(ops.LayerNorm(2), x, w)]
 
     nodes = graph_of(build, X, (3, 5)).nodes
-    regions = [row_alone(node) for node in nodes]
+    regions = [region_of_row_operator(node) for node in nodes]
     assert [region and region.rows.length for region in regions] == [15, None, 15]

@@ -13,7 +13,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, Rewriter
 from minidnn.graph.layout import PLANAR
 from minidnn.graph.trace import apply
-from minidnn.memory import Annotations, Placement
+from minidnn.memory import Annotations, BufferView
 from minidnn.passes.absorb import ABSORB
 from minidnn.passes.infrastructure import Context, Pass, Rewrite, run_passes
 from minidnn.passes.pipeline import PIPELINE, optimize
@@ -54,8 +54,8 @@ def test_the_pipelines_own_order_is_legal() -> None:
     assert names == [
         "freeze",
         "keep_layers",
-        "multiply_bytes",
-        "turn_rows",
+        "multiply_int8",
+        "transpose_linear",
         "contract_matrices",
         "compose_gradients",
         "share_sums",
@@ -65,42 +65,42 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "view_channels",
         "simplify",
         "take_channels",
-        "share_joins",
+        "share_concats",
         "compose_branches",
         "fold_pad",
         "fold_bias",
-        "turn_linear",
+        "linear_to_conv",
         "fold_batch_norm",
-        "pool_first",
-        "pool_last",
+        "hoist_pooling",
+        "sink_pooling",
         "reduce_precision",
         "mix_precision",
         "matmul_to_linear",
         "attend",
-        "turn_products",
+        "transpose_products",
         "rederive",
         "absorb",
         "normalize_channels",
         "sum_columns",
         "fuse_rows",
         "compose_vectors",
-        "average_planes",
+        "global_pools_to_means",
         "sum_together",
         "store_summed",
         "depth_first",
-        "sum_inside",
+        "fuse_plane_reductions",
         "compute_together",
         "launch_together",
-        "sum_behind",
-        "make_in_front",
+        "fuse_epilogue_reductions",
+        "fuse_producers",
         "layout",
-        "place_concat",
-        "place_parts",
+        "concat_in_place",
+        "slice_in_place",
         "schedule",
-        "place_sums",
+        "overlap_rank_sums",
         "recompute",
-        "by_image",
-        "place_updates",
+        "batch_tiling",
+        "update_in_place",
     ]
     for i, step in enumerate(PIPELINE):
         assert set(step.requires) <= set(names[:i])
@@ -155,7 +155,7 @@ def test_annotations_of_another_graph_are_found() -> None:
     lost = "annotations say where %{}: .* lies, which is not in the graph$"
     for found, change, text in (
         (Annotations({first: PLANAR}), renew, lost.format(first.name)),
-        (Annotations(placements={first: Placement(second, 0)}), renew, lost.format(first.name)),
+        (Annotations(placements={first: BufferView(second, 0)}), renew, lost.format(first.name)),
         (
             Annotations(groups=(graph.nodes[:2],)),
             reorder,
@@ -199,7 +199,7 @@ def test_rewrites_are_numbered_and_logged(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.messages == [str(r) for r in context.rewrites]
     assert context.rewrites[0] == Rewrite(1, "simplify", "drop conv2d, which nobody reads")
     used = {rewrite.pass_name for rewrite in context.rewrites}
-    assert used >= {"simplify", "fold_batch_norm", "absorb", "depth_first", "place_concat"}
+    assert used >= {"simplify", "fold_batch_norm", "absorb", "depth_first", "concat_in_place"}
 
 
 def test_fuel_none_means_all_and_zero_none() -> None:

@@ -1,4 +1,4 @@
-"""pool_first: average pools before the 1x1 convolutions that they read."""
+"""hoist_pooling: average pools before the 1x1 convolutions that they read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import apply
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.move_pools import POOL_FIRST
+from minidnn.passes.move_pooling import HOIST_POOLING
 from tests.passes.build import assert_same, constant, conv, expect, graph_of, ops_of, relu, run
 
 X = (2, 4, 7, 9)
@@ -23,7 +23,7 @@ def average(x: Value, kernel: int = 2, stride: int = 2, padding: int = 0, **opti
 
 def after(build) -> Graph:
     before = graph_of(build, X)
-    result = run(before, POOL_FIRST)
+    result = run(before, HOIST_POOLING)
     assert_same(before, result, 1e-5)
     return result
 
@@ -100,7 +100,7 @@ def several_readers(t, x):
 )
 def test_refusals(build) -> None:
     before = graph_of(build, X)
-    assert str(run(before, POOL_FIRST)) == str(before)
+    assert str(run(before, HOIST_POOLING)) == str(before)
 
 
 def test_fuel() -> None:
@@ -109,6 +109,6 @@ def test_fuel() -> None:
 
     before = graph_of(build, X)
     context = Context(fuel=1)
-    result = run(before, POOL_FIRST, context=context)
+    result = run(before, HOIST_POOLING, context=context)
     assert [r.description for r in context.rewrites] == ["compute avgpool2d before conv2d"]
     assert ops_of(result) == ["AvgPool2d", "Conv2d", "Conv2d", "AvgPool2d"]

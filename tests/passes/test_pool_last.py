@@ -1,4 +1,4 @@
-"""pool_last: average pools after the narrowing 1x1 convolutions that read them."""
+"""sink_pooling: average pools after the narrowing 1x1 convolutions that read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import apply
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.move_pools import POOL_LAST
+from minidnn.passes.move_pooling import SINK_POOLING
 from tests.passes.build import assert_same, constant, conv, expect, graph_of, ops_of, relu, run
 
 X = (2, 6, 7, 9)
@@ -23,7 +23,7 @@ def average(x: Value, kernel: int = 3, stride: int = 1, padding: int = 1, **opti
 
 def after(build) -> Graph:
     before = graph_of(build, X)
-    result = run(before, POOL_LAST)
+    result = run(before, SINK_POOLING)
     assert_same(before, result, 1e-5)
     return result
 
@@ -94,7 +94,7 @@ def several_readers(t, x):
 )
 def test_refusals(build) -> None:
     before = graph_of(build, X)
-    assert str(run(before, POOL_LAST)) == str(before)
+    assert str(run(before, SINK_POOLING)) == str(before)
 
 
 def test_fuel() -> None:
@@ -103,6 +103,6 @@ def test_fuel() -> None:
 
     before = graph_of(build, X)
     context = Context(fuel=1)
-    result = run(before, POOL_LAST, context=context)
+    result = run(before, SINK_POOLING, context=context)
     assert [r.description for r in context.rewrites] == ["compute avgpool2d after conv2d"]
     assert ops_of(result) == ["Conv2d", "AvgPool2d", "AvgPool2d", "Conv2d"]

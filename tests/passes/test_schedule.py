@@ -56,7 +56,7 @@ def test_without_fuel_the_order_stays() -> None:
 def test_a_chain_has_one_order() -> None:
     before = graph_of(lambda t, x: relu(conv(t, relu(conv(t, x, 4)), 4)), X)
     assert run(before, SCHEDULE) is before
-    assert SCHEDULE.requires == ("place_parts",)
+    assert SCHEDULE.requires == ("slice_in_place",)
 
 
 def legal_orders(graph: Graph) -> list[Graph]:

@@ -49,15 +49,15 @@ def test_a_gradient_is_stored_where_it_is_added_up() -> None:
 
 
 def test_sums_of_planes_and_of_channels_stay_apart() -> None:
-    class Planes(Storing):
-        adds_planes = True
+    class PlaneStrides(Storing):
+        fuses_spatial_sums = True
 
     def build(t: Any, x: Any, y: Any, z: Any) -> Any:
         gradient = apply(PAIR, x, relu(y))
         planes = apply(ops.Reduce("sum", (2, 3)), apply(PAIR, gradient, z))
         return [total(apply(PAIR, gradient, z)), planes, conv(t, gradient, 4)]
 
-    found = after(build, X, X, X, context=Context(Planes()))
+    found = after(build, X, X, X, context=Context(PlaneStrides()))
     regions = [node.op for node in found.nodes if isinstance(node.op, FusedSums)]
     assert sorted(op.by_plane for op in regions) == [False, True]
     assert sum(len(op.stored) for op in regions) == 1

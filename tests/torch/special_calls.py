@@ -29,7 +29,7 @@ from tests.torch.special_points import (
     whole,
 )
 
-Given = Mapping[str, Any]
+CallerArray = Mapping[str, Any]
 
 #: Along the second axis of rows, of one element, and of three.
 _ROWS = [rows(3), rows(1)]
@@ -54,11 +54,11 @@ _ALL = [
 ]
 
 
-def _along(**more: Any) -> list[Given]:
+def _along(**more: Any) -> list[CallerArray]:
     return [{"self": x, "dim": 1, **more} for x in _ROWS]
 
 
-def _axes(**more: Any) -> list[Given]:
+def _axes(**more: Any) -> list[CallerArray]:
     return [
         *({"self": x, "dim": [1], **more} for x in _ROWS),
         {"self": rows(3), "dim": [1], "keepdim": True, **more},
@@ -66,7 +66,7 @@ def _axes(**more: Any) -> list[Given]:
     ]
 
 
-def _each(values: list[Make], **more: Any) -> list[Given]:
+def _each(values: list[Make], **more: Any) -> list[CallerArray]:
     return [{"self": x, **more} for x in values]
 
 
@@ -77,15 +77,15 @@ _LINE = whole(2, 4, 7)
 _NORMS = (2.0, 1.0, 0.0, 3.0, 0.5, 2.5, -1.0, INF, -INF)
 
 
-def _scalars(*numbers: float) -> list[Given]:
+def _scalars(*numbers: float) -> list[CallerArray]:
     return [{"other": each} for each in numbers]
 
 
-def _moved(**arguments: Any) -> list[Given]:
+def _moved(**arguments: Any) -> list[CallerArray]:
     return [{"self": _IMAGE, **arguments}]
 
 
-def _resized(x: Make, size: list[int], **more: Any) -> list[Given]:
+def _resized(x: Make, size: list[int], **more: Any) -> list[CallerArray]:
     return [{"input": x, "output_size": size, "scale_factors": None, **more}]
 
 
@@ -94,7 +94,7 @@ _OTHERS = _scalars(2.0, 0.0, -0.5, INF)
 
 #: For what the schema does not say enough of, the sets of arguments that it is called with; those
 #: that are missing are as the schema has them, and tensors points of an element-wise operation.
-ARGUMENTS: dict[str, list[Given]] = {
+ARGUMENTS: dict[str, list[CallerArray]] = {
     "hardtanh": [{}, {"min_val": -0.5, "max_val": 0.25}, {"min_val": 0, "max_val": 6}],
     "clamp": [{"min": -0.5, "max": 0.7}, {"min": -0.5}, {"max": 0.5}, {"min": 1.0, "max": -1.0}],
     "clamp_min": [{"min": 0.0}, {"min": 1.5}],
@@ -396,7 +396,7 @@ def calls(name: str, dtype: torch.dtype) -> Iterator[OneCall]:
         yield from _calls(name, dtype, given)
 
 
-def _calls(name: str, dtype: torch.dtype, given: Given) -> Iterator[OneCall]:
+def _calls(name: str, dtype: torch.dtype, given: CallerArray) -> Iterator[OneCall]:
     made = {key: _made(value, dtype) for key, value in given.items()}
     missing = []
     for argument in overload(name)._schema.arguments:

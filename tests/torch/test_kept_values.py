@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minidnn.acceleration.kept import lying_last, only_cast
+from minidnn.acceleration.kept import channels_last_values, only_cast
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Graph, Value
@@ -13,7 +13,7 @@ _LAST, _FIRST = ops.Transpose((0, 2, 3, 1)), ops.Transpose((0, 3, 1, 2))
 
 
 def lying(graph: Graph, *values: Value) -> list[bool]:
-    found = lying_last(graph)
+    found = channels_last_values(graph)
     return [value in found for value in values]
 
 

@@ -13,7 +13,7 @@ import minidnn as md
 from minidnn.acceleration.overlaps import _any_meet
 from minidnn.acceleration.program import OverlapError
 
-Given = tuple[torch.Tensor, torch.Tensor]
+CallerArray = tuple[torch.Tensor, torch.Tensor]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*a piece runs in PyTorch")
 
@@ -40,7 +40,7 @@ def memory() -> torch.Tensor:
 
 
 #: What a module is given of some memory, and of itself.
-GIVEN: dict[str, Callable[[torch.Tensor, Any], Given]] = {
+GIVEN: dict[str, Callable[[torch.Tensor, Any], CallerArray]] = {
     "apart": lambda memory, net: (memory[:32].view(4, 8), memory[32:].view(4, 8)),
     "overlapping": lambda memory, net: (memory[:32].view(4, 8), memory[16:48].view(4, 8)),
     "one memory": lambda memory, net: (memory[:32].view(4, 8), memory[:32].view(4, 8)),

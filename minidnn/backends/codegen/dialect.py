@@ -75,7 +75,7 @@ class Dialect:
             arguments: the variables that stand for the code's arguments.
             fresh: returns a new variable name each time.
             whole: whether all values are int64 instead of float; the unit then needs
-                :data:`.functions.WHOLE_FUNCTIONS`, too.
+                :data:`.functions.INTEGER_FUNCTIONS`, too.
 
         Returns:
             The statements and the name of the result, which is 1 or 0 of a comparison.

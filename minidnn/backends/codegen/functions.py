@@ -295,7 +295,7 @@ $inline float md_pow(float x, float y) {
 }
 """
 
-WHOLE_FUNCTIONS = """\
+INTEGER_FUNCTIONS = """\
 $inline int64 @_div(int64 a, int64 b) {
   const int64 d = (b == 0 || b == -1) ? 1 : b;
   const int64 q = a / d;

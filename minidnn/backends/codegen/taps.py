@@ -1,7 +1,7 @@
 """Prints windows as loops over their taps, in ISPC or CUDA C++: the general form of pooling.
 
 A window (see :mod:`minidnn.graph.window`) reduces the taps of an output to one number.  Printed
-loops combine taps in the order of ``graph.window.join_taps``: a long axis is summed in blocks of
+loops combine taps in the order of ``graph.window.combine_taps``: a long axis is summed in blocks of
 16 x 16 taps, whose sixteen partial sums are added pairwise.  They are computed in bit-reversed
 order, so that four partial sums are the most that wait for their partner.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ...graph.expression import linearize
-from ...graph.window import JOINS, LONG, Axis, Join, Window, WindowAxis
+from ...graph.window import COMBINERS, LONG, Axis, Combiner, Window, WindowAxis
 from .code import Code
 from .dialect import Dialect, literal
 
@@ -29,7 +29,7 @@ def is_looped(window: Window) -> bool:
     return not window.is_plain or window.taps > UNROLLED_TAPS or window.is_long
 
 
-def join_text(dialect: Dialect, join: Join, a: str, b: str) -> str:
+def combine_text(dialect: Dialect, join: Combiner, a: str, b: str) -> str:
     """The expression that combines two numbers, as a window's reduction does."""
     return dialect.inline(linearize(join.expression), (a, b))
 
@@ -54,7 +54,7 @@ class TapLoop:
     assign: Callable[[str, str], None]
     at: Callable[[str], str]
     dialect: Dialect
-    join: Join = JOINS["sum"]
+    join: Combiner = COMBINERS["sum"]
 
     @property
     def _identity(self) -> str:
@@ -125,7 +125,7 @@ class TapLoop:
         self.assign(total, self._joined(total, other))
 
     def _joined(self, a: str, b: str) -> str:
-        return join_text(self.dialect, self.join, self.at(a), self.at(b))
+        return combine_text(self.dialect, self.join, self.at(a), self.at(b))
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class TapPrinter:
     def _place(self, name: str, axis: Axis, output: str, k: str, size: int) -> str:
         """Declares the position of a tap along an axis, and continues the loop where that tap does
         not exist; returns the tap's number."""
-        declared, number, outside = tap_place(name, axis, output, k, size)
+        declared, number, outside = tap_offset(name, axis, output, k, size)
         for variable, text in declared.items():
             self.loop.code.line(f"const {self.loop.index} {variable} = {text};")
         if outside:
@@ -175,7 +175,7 @@ class TapPrinter:
         return number
 
 
-def tap_place(
+def tap_offset(
     name: str, axis: Axis, output: str, k: str, size: int
 ) -> tuple[dict[str, str], str, list[str]]:
     """The position of tap ``k`` of an output along an axis of ``size`` elements, as expressions.

@@ -35,14 +35,14 @@ from ..options import (
 from .compilers.kernels import compile_kernels
 from .compilers.library import NativeFunction
 from .compilers.toolchain import why_unusable
-from .contraction import multiplies_bytes, refusals, why_unsupported
+from .contraction import multiplies_int8, refusals, why_unsupported
 from .execution.bind import Task, bind
 from .execution.buffers import AlignedMemory, Array, Guard
-from .execution.native import runner_kernel, why_not_there
+from .execution.native import runner_kernel, why_no_runner
 from .execution.packing import PackedConstant, PackedConstants
 from .execution.program import HostSum, TableProgram
 from .execution.stored import store
-from .isa import Isa, best_isa, bfloat16_isa, isa_named, usable_isa, why_no_bfloat16, with_bytes
+from .isa import Isa, best_isa, bfloat16_isa, isa_named, usable_isa, why_no_bfloat16, with_int8
 from .lower import lower_plan
 from .machine import describe_machine, measured_rates
 from .sequences import sequence
@@ -91,7 +91,7 @@ class CpuBackend:
             return str(error)
         if (cause := building_forbidden()) is None:
             return why_unusable()
-        reason = why_not_there()
+        reason = why_no_runner()
         return None if reason is None else f"{reason}, and {cause} forbids to compile it"
 
     def precisions(self) -> Sequence[str]:
@@ -134,8 +134,8 @@ class CpuBackend:
         isa, threads = _isa(options, usable_isa), _threads(options)
         if precision == "bfloat16":
             isa = bfloat16_isa(isa)
-        if multiplies_bytes(plan.graph):
-            isa = with_bytes(isa)
+        if multiplies_int8(plan.graph):
+            isa = with_int8(isa)
         tune = tune_option(options, "heuristic")
         plan.check_limit(memory_limit_option(options))
         plan.check_fits(usable_memory(), "this process")

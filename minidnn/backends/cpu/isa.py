@@ -89,7 +89,7 @@ AVX2_VNNI = replace(
     extends="avx2",
 )
 
-BYTE_ISAS: Mapping[str, tuple[Isa, ...]] = MappingProxyType(
+INT8_ISAS: Mapping[str, tuple[Isa, ...]] = MappingProxyType(
     {"avx512": (AMX_INT8, AVX512_VNNI), "avx2": (AVX2_VNNI,)}
 )
 """By the name of a base ISA, its extensions with dot products of int8, the best first."""
@@ -126,7 +126,7 @@ def isa_named(name: str) -> Isa:
 
 def any_isa_named(name: str) -> Isa:
     """The ISA of that name, which may be a base ISA or an extension."""
-    extended = (*BFLOAT16_ISAS.values(), *BYTE_ISAS.values())
+    extended = (*BFLOAT16_ISAS.values(), *INT8_ISAS.values())
     isas = (*ISAS.values(), *(isa for extensions in extended for isa in extensions))
     return {isa.name: isa for isa in isas}[name]
 
@@ -190,10 +190,10 @@ def why_no_bfloat16(isa: Isa) -> str | None:
     return None
 
 
-def with_bytes(isa: Isa) -> Isa:
+def with_int8(isa: Isa) -> Isa:
     """The extension of an ISA with dot products of int8, if this processor has one; otherwise the
     ISA itself, whose kernels give the same numbers."""
-    return next((i for i in BYTE_ISAS.get(isa.name, ()) if is_usable(i)), isa)
+    return next((i for i in INT8_ISAS.get(isa.name, ()) if is_usable(i)), isa)
 
 
 def usable_isas() -> tuple[Isa, ...]:

@@ -18,10 +18,10 @@ from ...fusion.region import (
     FusedNormalization,
     FusedSequence,
     FusedSums,
-    window_alone,
+    region_of_window,
 )
 from ...graph.ir import Constant, Graph, Node, Value
-from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed, is_whole_product
+from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed, is_integer_product
 from ...graph.operators import (
     AdaptiveAvgPool2d,
     ArgMax,
@@ -74,7 +74,7 @@ from .operators.matmul import (
     print_linear,
     print_matmul,
     print_matmul_of_integers,
-    reads_weight_as_it_lies,
+    reads_weight_unpacked,
 )
 from .operators.pooling import print_adaptive, print_byte_window
 from .operators.reduce import print_argmax, print_reduce
@@ -179,8 +179,8 @@ class _Lowering:
         if isinstance(op, FusedNormalization):
             return self._channel_norm(node, op)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
-            return self._sequence(node, window_alone(node))
-        if reads_weight_as_it_lies(node, self.accuracy):
+            return self._sequence(node, region_of_window(node))
+        if reads_weight_unpacked(node, self.accuracy):
             return _tasks(node, print_linear(node, self.isa))
         if isinstance(op, (FusedContraction, Contraction)):
             return self._contraction(node)
@@ -309,7 +309,7 @@ class _Lowering:
             outer |= dict(zip(node.op.body.inputs, node.inputs, strict=True))
         source, result = outer.get(parts.source, parts.source), node.output
         others = [outer.get(value, value) for value in parts.others]
-        is_integer = is_whole_product(source.type, parts.node.inputs[1].type)
+        is_integer = is_integer_product(source.type, parts.node.inputs[1].type)
         if is_integer and why_not_in_blocks(parts, self.isa):
             printed = print_integer(parts, self.isa, self.any_size)
             return _stages(node, printed, [_pointer(v) for v in (source, *others, result)])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...fusion.region import Region
 from ...fusion.stacks import boundary
 from ...graph.ir import Constant, Graph, Node, Value
-from ...memory import Annotations, Placement
+from ...memory import Annotations, BufferView
 from ...runtime.plan import Plan
 
 
@@ -25,7 +25,7 @@ def one_image(plan: Plan, nodes: Sequence[Node]) -> tuple[Plan, dict[Value, Valu
     values = [*inputs, *(value for node in nodes for value in node.outputs)]
     layouts = {image.of(v): annotations.layouts[v] for v in values if v in annotations.layouts}
     placements = {
-        image.of(v): Placement(image.of(placement.buffer), placement.channel)
+        image.of(v): BufferView(image.of(placement.buffer), placement.channel)
         for v in values
         if (placement := annotations.placements.get(v)) is not None
     }

@@ -12,7 +12,7 @@ from ...fusion.target import Target
 from ...graph.expression import argument, linearize
 from ...graph.ir import Constant, Node, Value
 from ...graph.layout import PLANAR, Layout, blocked
-from ...graph.operator import Contraction, Reshaping, Windowed, is_whole_product
+from ...graph.operator import Contraction, Reshaping, Windowed, is_integer_product
 from ...graph.operators import (
     AdaptiveAvgPool2d,
     Concat,
@@ -25,12 +25,12 @@ from ...graph.operators import (
     Variance,
 )
 from ...graph.types import BYTES
-from .contraction import NominalWork, why_not_behind, why_not_in_blocks, work_of
+from .contraction import NominalWork, why_not_epilogue, why_not_in_blocks, work_of
 from .contraction.choose import nominal_speed
 from .contraction.gradients import why_not as why_no_gradient
 from .contraction.problem import FEW_CHANNELS
-from .isa import ISAS, Isa, bfloat16_isa, with_bytes
-from .operators.matmul import reads_weight_as_it_lies
+from .isa import ISAS, Isa, bfloat16_isa, with_int8
+from .operators.matmul import reads_weight_unpacked
 from .tensor import ELEMENTS, tensor_of
 
 
@@ -56,7 +56,7 @@ class CpuTarget(Target):
         return True
 
     @property
-    def multiplies_bytes(self) -> bool:
+    def multiplies_int8(self) -> bool:
         return self.precision == "float32"
 
     @property
@@ -67,7 +67,7 @@ class CpuTarget(Target):
         lanes = blocked(self.lanes)
         if any(value.dtype not in ELEMENTS for value in (*node.inputs, *node.outputs)):
             return (PLANAR,)
-        if isinstance(node.op, (FusedContraction, Contraction)) and is_whole(parts_of(node).node):
+        if isinstance(node.op, (FusedContraction, Contraction)) and is_integer(parts_of(node).node):
             return (lanes if self._in_blocks(node) else PLANAR,)
         if isinstance(node.op, Reshaping):
             _, channels, rows, columns = node.inputs[0].type.plane
@@ -136,7 +136,7 @@ class CpuTarget(Target):
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         if isinstance(contraction.op, Linear):
             return "a linear layer reads its input as it is"
-        if is_whole(contraction):
+        if is_integer(contraction):
             return "bytes are packed as they are"
         op = contraction.op
         if isinstance(op, Conv2d) and op.groups == 1 and _is_cast(node):
@@ -144,12 +144,12 @@ class CpuTarget(Target):
         return super().refuse_prologue(contraction, node)
 
     def refuse_epilogue(self, contraction: Node, node: Node) -> str | None:
-        if reads_weight_as_it_lies(contraction, self.accuracy):
+        if reads_weight_unpacked(contraction, self.accuracy):
             return "its weight is read as it lies, and its result turned"
         if isinstance(contraction.op, Linear) and contraction.output.type.rank != 2:
             return f"its values have rank {contraction.output.type.rank}"
-        if is_whole(contraction):
-            return why_not_behind(contraction, node)
+        if is_integer(contraction):
+            return why_not_epilogue(contraction, node)
         return reads_otherwise(node) or super().refuse_epilogue(contraction, node)
 
     def refuse_mixed(self, node: Node) -> str | None:
@@ -185,25 +185,25 @@ class CpuTarget(Target):
         """The convolutions of images in a node for which an algorithm is chosen."""
         inner = node.op.body.nodes if isinstance(node.op, Region) else (node,)
         convolutions = [n for n in inner if isinstance(n.op, Conv2d) and n.output.type.rank == 4]
-        return [n for n in convolutions if not is_whole(n) or self._in_blocks(node)]
+        return [n for n in convolutions if not is_integer(n) or self._in_blocks(node)]
 
     def _in_blocks(self, node: Node) -> bool:
         """Whether an integer contraction is computed on blocks of channels."""
-        return why_not_in_blocks(parts_of(node), with_bytes(self._isa)) is None
+        return why_not_in_blocks(parts_of(node), with_int8(self._isa)) is None
 
     def _work(self, convolution: Node) -> NominalWork:
         layout = PLANAR if self._is_stem(convolution) else blocked(self.lanes)
         source = tensor_of(convolution.inputs[0].type, layout)
         result = tensor_of(convolution.output.type, blocked(self.lanes))
-        isa = with_bytes(self._isa) if is_whole(convolution) else self._isa
+        isa = with_int8(self._isa) if is_integer(convolution) else self._isa
         return work_of(convolution, source, result, isa, self.accuracy)
 
-    def refuse_by_image(self, node: Node) -> str | None:
+    def refuse_batch_tiling(self, node: Node) -> str | None:
         kinds = (Region, Conv2d, Concat, Reorder, AdaptiveAvgPool2d)
         if any(value.dtype not in ELEMENTS for value in (*node.inputs, *node.outputs)):
             return "only floats and bytes that kernels have are packed image by image"
         contracts = isinstance(node.op, (Contraction, FusedContraction))
-        if contracts and is_whole(parts_of(node).node) and not self._in_blocks(node):
+        if contracts and is_integer(parts_of(node).node) and not self._in_blocks(node):
             return "its whole numbers are packed for all images at once"
         if _weight(node) is not None:
             return "its weights would be packed for every image"
@@ -260,9 +260,9 @@ def _is_cast(node: Node) -> bool:
     )
 
 
-def is_whole(node: Node) -> bool:
+def is_integer(node: Node) -> bool:
     """Whether a contraction is one of integers."""
-    return is_whole_product(*(value.type for value in node.inputs))
+    return is_integer_product(*(value.type for value in node.inputs))
 
 
 def _joins_elsewhere(node: Node) -> bool:

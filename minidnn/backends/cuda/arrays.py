@@ -69,7 +69,7 @@ class ArraySlot:
 
 
 @dataclass(slots=True)
-class Given:
+class CallerArray:
     """An array of a caller: its address, the library that results are made by, and what must stay
     alive until the copy is under way; ``kind`` is the ``cudaMemcpyKind`` of the copy.
 
@@ -165,7 +165,7 @@ class _Torch(ArrayLibrary):
 CUPY, NUMPY, TORCH = _Cupy(), _Numpy(), _Torch()
 
 
-def read(slot: ArraySlot, array: Any, device: int) -> Given:
+def read(slot: ArraySlot, array: Any, device: int) -> CallerArray:
     """Takes an array for an input of a program.
 
     GraphError if it does not fit the slot, DeviceError if it lies on another device.
@@ -185,7 +185,7 @@ def read(slot: ArraySlot, array: Any, device: int) -> Given:
     )
 
 
-def _torch(slot: ArraySlot, tensor: Any, device: int) -> Given:
+def _torch(slot: ArraySlot, tensor: Any, device: int) -> CallerArray:
     """A PyTorch tensor as an input, converted by PyTorch if need be."""
     if not tensor.is_cuda or tensor.device.index != device:
         raise DeviceError(
@@ -203,10 +203,10 @@ def _torch(slot: ArraySlot, tensor: Any, device: int) -> Given:
                 f"{slot.what} has layout {tensor.layout}; valid is torch.strided, dense"
             )
         tensor = tensor.detach().resolve_neg().to(dtype).contiguous()
-    return Given(tensor.data_ptr(), TORCH, tensor)
+    return CallerArray(tensor.data_ptr(), TORCH, tensor)
 
 
-def _numpy(slot: ArraySlot, given: Any) -> Given:
+def _numpy(slot: ArraySlot, given: Any) -> CallerArray:
     """An array on the host as an input, converted by NumPy if need be."""
     try:
         array = np.asarray(given)
@@ -219,10 +219,10 @@ def _numpy(slot: ArraySlot, given: Any) -> Given:
             wide = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
             array = to_bits(wide, slot.dtype)
     array = np.ascontiguousarray(array)
-    return Given(array.ctypes.data, NUMPY, array, HOST_TO_DEVICE)
+    return CallerArray(array.ctypes.data, NUMPY, array, HOST_TO_DEVICE)
 
 
-def _cupy(slot: ArraySlot, array: Any, device: int, library: ArrayLibrary) -> Given:
+def _cupy(slot: ArraySlot, array: Any, device: int, library: ArrayLibrary) -> CallerArray:
     """A CuPy array as an input, converted by CuPy if need be; results are made by ``library``."""
     data = array.data
     if data.device_id != device:
@@ -237,7 +237,7 @@ def _cupy(slot: ArraySlot, array: Any, device: int, library: ArrayLibrary) -> Gi
         array = _converted(array, name, slot.dtype)
     if not array.flags.c_contiguous:
         array = cupy().ascontiguousarray(array)
-    return Given(array.data.ptr, library, array)
+    return CallerArray(array.data.ptr, library, array)
 
 
 def _converted(array: Any, old: str, new: str) -> Any:
@@ -253,7 +253,7 @@ def _converted(array: Any, old: str, new: str) -> Any:
     return cp.where(cp.isnan(floats), bits >> 16 | 0x40, rounded).astype(cp.uint16)
 
 
-def _other(slot: ArraySlot, array: Any, device: int) -> Given:
+def _other(slot: ArraySlot, array: Any, device: int) -> CallerArray:
     """An array of another library as an input, imported by CuPy or NumPy."""
     if hasattr(array, "__cuda_array_interface__"):
         return _cupy(slot, cupy().asarray(array), device, CUPY)
@@ -272,7 +272,7 @@ def _other(slot: ArraySlot, array: Any, device: int) -> Given:
     return _cupy(slot, cupy().from_dlpack(array), device, library)
 
 
-def as_it_is(array: Any, given: Given) -> bool:
+def as_it_is(array: Any, given: CallerArray) -> bool:
     """Whether an array on the device is used in place, without a conversion."""
     if hasattr(array, "data_ptr"):
         return bool(given.pointer == array.data_ptr())
@@ -283,7 +283,7 @@ def as_it_is(array: Any, given: Given) -> bool:
     return given.pointer == cupy().from_dlpack(array).data.ptr
 
 
-def outputs_of(given: Any, slots: Sequence[ArraySlot], device: int) -> list[Given]:
+def outputs_of(given: Any, slots: Sequence[ArraySlot], device: int) -> list[CallerArray]:
     """The arrays of ``out=``: contiguous, of the right type, on the device or NumPy's."""
     arrays = list(given) if isinstance(given, (list, tuple)) else [given]
     if len(arrays) != len(slots):
@@ -291,11 +291,11 @@ def outputs_of(given: Any, slots: Sequence[ArraySlot], device: int) -> list[Give
     outputs = [_output(slot, array, device) for slot, array in zip(slots, arrays, strict=True)]
     for j, one in enumerate(outputs):
         for i in range(j):
-            check_apart(slots[i], outputs[i], slots[j], one)
+            check_no_overlap(slots[i], outputs[i], slots[j], one)
     return outputs
 
 
-def check_aligned(slot: ArraySlot, one: Given) -> None:
+def check_aligned(slot: ArraySlot, one: CallerArray) -> None:
     """GraphError if the address of an array is not aligned as kernels need it."""
     if one.pointer % ALIGNMENT:
         raise GraphError(
@@ -304,18 +304,18 @@ def check_aligned(slot: ArraySlot, one: Given) -> None:
         )
 
 
-def check_apart(slot: ArraySlot, one: Given, other: ArraySlot, two: Given) -> None:
+def check_no_overlap(slot: ArraySlot, one: CallerArray, other: ArraySlot, two: CallerArray) -> None:
     """GraphError if two arrays overlap."""
     if overlap(slot, one, other, two):
         raise GraphError(f"{slot.what} and {other.what} share memory; valid are arrays that do not")
 
 
-def overlap(slot: ArraySlot, one: Given, other: ArraySlot, two: Given) -> bool:
+def overlap(slot: ArraySlot, one: CallerArray, other: ArraySlot, two: CallerArray) -> bool:
     """Whether two arrays share memory."""
     return one.pointer < two.pointer + other.bytes and two.pointer < one.pointer + slot.bytes
 
 
-def _output(slot: ArraySlot, array: Any, device: int) -> Given:
+def _output(slot: ArraySlot, array: Any, device: int) -> CallerArray:
     """An array of ``out=``, into which a result is written."""
     modules = sys.modules
     library: ArrayLibrary
@@ -347,7 +347,7 @@ def _output(slot: ArraySlot, array: Any, device: int) -> Given:
             f"{slot.what} is {dtype}{list(array.shape)}{dense_text}; valid is a contiguous, "
             f"writable array {slot.described()}"
         )
-    return Given(library.pointer(array), library, array, library.written)
+    return CallerArray(library.pointer(array), library, array, library.written)
 
 
 @cache

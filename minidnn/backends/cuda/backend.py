@@ -30,7 +30,7 @@ from ..options import (
     tune_option,
 )
 from .captured import on_device
-from .contraction.bytes import why_not_bytes
+from .contraction.int8_filter import why_not_bytes
 from .expressions import STORED
 from .machine import machine_of
 from .memory import told

@@ -25,20 +25,20 @@ from .arrays import (
     NUMPY,
     ArrayLibrary,
     ArraySlot,
-    Given,
+    CallerArray,
     as_it_is,
     check_aligned,
-    check_apart,
+    check_no_overlap,
     outputs_of,
     overlap,
     read,
 )
-from .constants import Constants, LaidDown
+from .constants import Constants, UploadedConstants
 from .external import ExternalInstances
 from .instance import Instance, SharedArena
 from .memory import Limit, release_unused, told
 from .repeated import Repeated, bytes_beside
-from .states import StatesInTurn
+from .states import OrderedStates
 from .table import CudaTable
 from .timing import seconds_of_runs
 
@@ -84,11 +84,11 @@ class CapturedProgram:
         self._instances: dict[object, Instance] = {}
         #: The graphs of several runs, by the number of runs in a launch.
         self._repeated: dict[int, Repeated] = {}
-        self._states: StatesInTurn | None = None
+        self._states: OrderedStates | None = None
         self._limit: Limit | None = None
 
     def use(
-        self, table: CudaTable, constants: Constants | LaidDown, instance: Instance | None
+        self, table: CudaTable, constants: Constants | UploadedConstants, instance: Instance | None
     ) -> None:
         """Sets the table that calls run, its constants, and its first instance; if that is None,
         the first call makes one."""
@@ -190,8 +190,8 @@ class CapturedProgram:
 
     def _enqueue(
         self,
-        inputs: Sequence[Given],
-        results: Sequence[Given],
+        inputs: Sequence[CallerArray],
+        results: Sequence[CallerArray],
         stream: int,
         disjoint: bool,
         donated: int = 0,
@@ -208,8 +208,8 @@ class CapturedProgram:
     def _start(
         self,
         instance: Instance,
-        inputs: Sequence[Given],
-        results: Sequence[Given],
+        inputs: Sequence[CallerArray],
+        results: Sequence[CallerArray],
         stream: int,
         disjoint: bool,
     ) -> None:
@@ -292,12 +292,12 @@ class CapturedProgram:
             return self._bound(library, arrays, results)
 
     def _bound(
-        self, library: ArrayLibrary, inputs: Sequence[Given], results: Sequence[Given]
+        self, library: ArrayLibrary, inputs: Sequence[CallerArray], results: Sequence[CallerArray]
     ) -> Bound:
         for slot, one in zip(self._inputs, inputs, strict=True):
             check_aligned(slot, one)
             for other, two in zip(self._outputs, results, strict=True):
-                check_apart(slot, one, other, two)
+                check_no_overlap(slot, one, other, two)
         for slot, one in zip(self._outputs, results, strict=True):
             check_aligned(slot, one)
         ends = [[one.pointer for one in some] for some in (inputs, results)]
@@ -322,7 +322,7 @@ class CapturedProgram:
         with on_device(self.device):
             return seconds_of_runs(bound, count)
 
-    def _are_disjoint(self, inputs: Sequence[Given], results: Sequence[Given]) -> bool:
+    def _are_disjoint(self, inputs: Sequence[CallerArray], results: Sequence[CallerArray]) -> bool:
         """Whether no result overlaps an input."""
         return not any(
             overlap(slot, one, other, two)
@@ -330,19 +330,19 @@ class CapturedProgram:
             for other, two in zip(self._outputs, results, strict=True)
         )
 
-    def _finished(self, results: Sequence[Given]) -> list[Any]:
+    def _finished(self, results: Sequence[CallerArray]) -> list[Any]:
         return [
             one.library.finished(one.kept, slot)
             for one, slot in zip(results, self._outputs, strict=True)
         ]
 
-    def _results(self, library: ArrayLibrary, out: Any) -> list[Given]:
+    def _results(self, library: ArrayLibrary, out: Any) -> list[CallerArray]:
         if out is not None:
             return outputs_of(out, self._outputs, self.device)
         results = []
         for slot in self._outputs:
             array = library.empty(slot, self.device)
-            results.append(Given(library.pointer(array), library, array, library.written))
+            results.append(CallerArray(library.pointer(array), library, array, library.written))
         return results
 
     # Instances
@@ -374,7 +374,7 @@ class CapturedProgram:
             return instance
 
     def _at_addresses(
-        self, inputs: Sequence[Given], results: Sequence[Given], donated: int
+        self, inputs: Sequence[CallerArray], results: Sequence[CallerArray], donated: int
     ) -> Instance | None:
         """The instance that reads and writes these arrays in place, also those that libraries take;
         None if they have to be copied.
@@ -434,7 +434,7 @@ class Bound:
         library: ArrayLibrary,
         kept: object,
         outputs: tuple[Any, ...],
-        states: StatesInTurn | None,
+        states: OrderedStates | None,
     ) -> None:
         self.outputs = outputs
         self._states = states
@@ -461,8 +461,8 @@ class Bound:
 
 
 @lru_cache(maxsize=1 << 14)
-def _array_at(address: int) -> Given:
-    return Given(address, CUPY, None)
+def _array_at(address: int) -> CallerArray:
+    return CallerArray(address, CUPY, None)
 
 
 def _key(stream: int) -> object:
@@ -471,14 +471,14 @@ def _key(stream: int) -> object:
     return (stream, threading.get_ident()) if stream == _PER_THREAD_STREAM else stream
 
 
-def _stream_of(arrays: Sequence[Given], device: int) -> int:
+def _stream_of(arrays: Sequence[CallerArray], device: int) -> int:
     for array in arrays:
         if not array.library.is_host:
             return array.library.stream(device)
     return CUPY.stream(device)
 
 
-def _others_of(arrays: Sequence[Given], stream: int, device: int) -> Sequence[int]:
+def _others_of(arrays: Sequence[CallerArray], stream: int, device: int) -> Sequence[int]:
     """The current streams of the arrays' libraries, but for ``stream``."""
     libraries = {array.library for array in arrays if not array.library.is_host}
     return sorted({library.stream(device) for library in libraries} - {stream})

@@ -28,7 +28,7 @@ class Constants:
     """All constant data of a program in one block of device memory, equal data once.
 
     A pool's threads compute the data (NumPy releases the GIL in large operations) while the caller
-    does something else; :meth:`lay_down` waits.  Data that an ``other`` has is not computed again:
+    does something else; :meth:`upload` waits.  Data that an ``other`` has is not computed again:
     it is read there, and offsets are counted from the address of that one.
     """
 
@@ -55,7 +55,7 @@ class Constants:
                 self._bytes += aligned(self._sizes[key])
         return self._bytes
 
-    def lay_down(self) -> None:
+    def upload(self) -> None:
         """Uploads all data to the device; OutOfMemoryError if it does not fit."""
         if self._other is not None and not self.bytes:
             return
@@ -91,7 +91,7 @@ class Constants:
         return copy
 
 
-class LaidDown:
+class UploadedConstants:
     """A block of constant data that is uploaded as a whole, to the current device."""
 
     def __init__(self, given: np.ndarray) -> None:

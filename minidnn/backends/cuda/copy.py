@@ -23,7 +23,7 @@ from ..codegen.kernel import KernelSource
 from .kernels import SCHEDULE, Launch
 from .pointwise import print_pointwise
 from .prelude import TYPES
-from .tensor import Tensor, has_whole_planes
+from .tensor import Tensor, has_contiguous_channels
 
 THREADS = 256
 TILES = (64, 32)
@@ -43,7 +43,7 @@ def print_copy(batch: int, source: Tensor, target: Tensor) -> Launch:
         source, target = (replace(t, dtype="float32") for t in (source, target))
     if source.rows * source.columns > 1 and source.channels > 1:
         ways = ((source, target), (target, source))
-        if any(has_whole_planes(one) and _is_last(other) for one, other in ways):
+        if any(has_contiguous_channels(one) and _is_last(other) for one, other in ways):
             few = source.channels <= FEW_CHANNELS or batch > _MOST_IN_Z
             return (_few if few else _tiled)(batch, source, target)
     return print_pointwise(batch, [source], target)
@@ -77,7 +77,7 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
     target, as wide as alignment allows: enough bytes have to be in flight to keep memory busy.
     """
     plane, channels = source.rows * source.columns, source.channels
-    to_last = has_whole_planes(source)
+    to_last = has_contiguous_channels(source)
     # "inner" is the contiguous axis of the source, "outer" that of the target.
     outer, inner = (channels, plane) if to_last else (plane, channels)
     from_outer, to_inner = (

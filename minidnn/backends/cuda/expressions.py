@@ -22,9 +22,9 @@ from math import isfinite
 import numpy as np
 
 from ...graph.expression import Instruction
-from ...graph.types import HALVES, INTEGERS
+from ...graph.types import HALF_DTYPES, INTEGERS
 from ..codegen.dialect import CUDA
-from ..codegen.functions import BOUNDS, WHOLE_FUNCTIONS
+from ..codegen.functions import BOUNDS, INTEGER_FUNCTIONS
 from .prelude import TYPES
 
 _FUNCTIONS = {"exp": "narrow_exp", "tanh": "narrow_tanh", "erf": "narrow_erf"}
@@ -39,7 +39,7 @@ def print_as(
 ) -> tuple[list[str], str]:
     """As :meth:`..codegen.dialect.Dialect.print_code`, for a result that has this dtype in memory,
     whether it is rounded to that here or later."""
-    return CUDA.print_code(narrowed(code) if dtype in HALVES else code, arguments, fresh)
+    return CUDA.print_code(narrowed(code) if dtype in HALF_DTYPES else code, arguments, fresh)
 
 
 def narrowed(code: Sequence[Instruction]) -> tuple[Instruction, ...]:
@@ -160,11 +160,11 @@ def _inverse_of(divisor: float) -> tuple[float, float] | None:
 STORED = {**TYPES, "int32": "int", "int64": "long long", "bool": "unsigned char"}
 """The C++ type of an element in memory, by dtype; a bool is a byte of 0 or 1."""
 
-HELPERS = "typedef long long int64;\n" + CUDA.fill(WHOLE_FUNCTIONS)
+HELPERS = "typedef long long int64;\n" + CUDA.fill(INTEGER_FUNCTIONS)
 """The functions that integer expressions need; ``@`` is the kernel's name."""
 
 
-def is_whole(dtype: str | None) -> bool:
+def is_integer_dtype(dtype: str | None) -> bool:
     """Whether a dtype is int32 or int64, which are computed in 64 bits."""
     return dtype in INTEGERS
 
@@ -186,6 +186,6 @@ _CALLED = frozenset(("div", "sqrt", *BOUNDS))
 """Operations that branch to a function for some operands, as a division does for infinite ones."""
 
 
-def may_part(code: Sequence[Instruction]) -> bool:
+def may_diverge(code: Sequence[Instruction]) -> bool:
     """Whether the threads of a warp may have diverged after the code."""
     return any(line.op in _CALLED for line in code)

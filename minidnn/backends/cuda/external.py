@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from ...cudnn import driver
 from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import OutOfMemoryError
-from .arrays import DEVICE_TO_DEVICE, Given
+from .arrays import DEVICE_TO_DEVICE, CallerArray
 from .instance import Instance, SharedArena
 from .memory import told
 from .table import CudaTable
@@ -77,7 +77,9 @@ class ExternalInstances:
         if reserves:
             self._arena.bytes = max(self._arena.bytes, self._bytes)
 
-    def of(self, ends: Sequence[Given], make: MakeExternal, donated: int = 0) -> Instance | None:
+    def of(
+        self, ends: Sequence[CallerArray], make: MakeExternal, donated: int = 0
+    ) -> Instance | None:
         """The instance for these arrays; None if they have to be copied.
 
         ends: the caller's arrays, inputs first.
@@ -122,6 +124,6 @@ class ExternalInstances:
         return count > 1 or self._at_once
 
 
-def _is_reached(array: Given) -> bool:
+def _is_reached(array: CallerArray) -> bool:
     """Whether kernels can read and write an array in place: it is on the device, and aligned."""
     return array.kind == DEVICE_TO_DEVICE and array.pointer % ALIGNMENT == 0

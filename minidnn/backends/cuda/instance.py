@@ -16,7 +16,7 @@ from weakref import finalize
 from ...cudnn import driver
 from ...gpu import cupy
 from ...runtime.operand import resolved
-from .arrays import DEVICE_TO_DEVICE, Given
+from .arrays import DEVICE_TO_DEVICE, CallerArray
 from .functions import KernelRun
 from .memory import allocated
 from .replay import Aim, End, KernelNode, Replay
@@ -159,7 +159,7 @@ class Instance:
         self.stream.synchronize()
 
     def launch(
-        self, given: Sequence[Given], results: Sequence[Given], stream: int, apart: bool
+        self, given: Sequence[CallerArray], results: Sequence[CallerArray], stream: int, apart: bool
     ) -> None:
         """Enqueues a run on a stream: copies of inputs that the graph does not reach, the graph,
         and copies of such outputs.

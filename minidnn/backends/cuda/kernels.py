@@ -13,7 +13,7 @@ from ..codegen.kernel import KernelSource
 #: The schedule of kernels in the engines' common kernel IR (:mod:`minidnn.kernels`) on a GPU.
 SCHEDULE = AxisSchedule(points=1 << 17, widest=16)
 #: The schedule for kernels that take sizes as arguments, so that a new size compiles nothing.
-ANY_SIZE = AxisSchedule(keeps_sizes=True, keeps_ones=True)
+ANY_SIZE = AxisSchedule(keeps_sizes=True, keeps_unit_sizes=True)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from ...fusion.region import (
     FusedGradient,
     FusedSequence,
     FusedSums,
-    sum_alone,
-    window_alone,
+    region_of_sum,
+    region_of_window,
 )
 from ...fusion.rows import FusedRows
 from ...graph.index_map import IndexMap
@@ -53,18 +53,18 @@ from ...kernels.schedule import AxisSchedule
 from ...memory import awaited
 from ...runtime.plan import Plan
 from .constants import Data
-from .contraction.behind import recorded
-from .contraction.bytes import is_by_channel, packed_filter, why_not_bytes
-from .contraction.in_front import in_front
+from .contraction.epilogue_reduction import recorded
+from .contraction.int8_filter import is_by_channel, packed_filter, why_not_bytes
 from .contraction.problem import (
     Address,
+    BoundContraction,
     BytesOnly,
     ContractionProblem,
-    PlacedContraction,
     contraction_of,
     gradient_of,
-    lies_one_way,
+    has_one_layout,
 )
+from .contraction.producer import producer_of
 from .copy import print_copy, print_take_channels
 from .kernels import ANY_SIZE, SCHEDULE, Launch
 from .library.lower import Lowering, Reserve
@@ -74,10 +74,10 @@ from .pointwise import has_any_size, print_chain_for_any_size, print_for_any_siz
 from .prelude import TYPES
 from .product.matmul import BATCHED, tasks_of_batches
 from .rank_sums import RankSum
-from .reduce import averages_planes, print_argmax, print_plane_average, print_reduce
-from .row_tasks import tasks_of_row_alone, tasks_of_rows
-from .sequence.suit import print_region, print_variants
-from .sequence.vectors import are_apart, print_vectors
+from .reduce import averages_images, print_argmax, print_image_average, print_reduce
+from .row_tasks import tasks_of_row_operator, tasks_of_rows
+from .sequence.reschedule import print_region, print_variants
+from .sequence.vectors import are_separate_operands, print_vectors
 from .strided import pitched, print_broadcast, print_elements, strided_of
 from .sums import print_sums
 from .task import InWorkspace, Pointer, Task, data_of, numbers_of, placed_at, pointer_to
@@ -160,9 +160,9 @@ class _Lowering:
             values = (*node.inputs, *op.body.constants)
             return (Task(node, launch, (*map(pointer_to, values), *node.outputs)),)
         if isinstance(op, Variance):  # outside of a region where optimization fuel ran out
-            return self._sums(node, sum_alone(node))
+            return self._sums(node, region_of_sum(node))
         if isinstance(op, Windowed):  # likewise
-            return self._sequence(node, window_alone(node))
+            return self._sequence(node, region_of_window(node))
         if isinstance(op, (FusedContraction, ContractionOperator)):
             return self._contraction(node)
         if isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient)):
@@ -178,7 +178,7 @@ class _Lowering:
             return self._join(node, op)
         if isinstance(op, TakeChannels):
             return (self._take_channels(node, op),)
-        if (tasks := tasks_of_row_alone(annotations, node)) is not None:
+        if (tasks := tasks_of_row_operator(annotations, node)) is not None:
             return tasks
         if isinstance(op, (Softmax, LogSoftmax)):
             x = node.inputs[0]
@@ -186,7 +186,7 @@ class _Lowering:
         elif isinstance(op, AdaptiveAvgPool2d):
             x = node.inputs[0]
             is_global = node.output.shape[2:] == (1, 1) and not isinstance(x, Constant)
-            if is_global and averages_planes(x.shape[0], self.tensor(x)):
+            if is_global and averages_images(x.shape[0], self.tensor(x)):
                 return (self._plane_average(node),)
             launch = self._adaptive(node, SCHEDULE)
         elif isinstance(op, Elementwise):
@@ -260,7 +260,7 @@ class _Lowering:
         return (begin,) if op.lasts else (begin, _wait(node))
 
     def _averages_planes(self, node: Node, op: FusedSequence) -> bool:
-        """Whether a region is a global average that :func:`print_plane_average` computes."""
+        """Whether a region is a global average that :func:`print_image_average` computes."""
         if len(op.body.nodes) != 1 or len(node.inputs) != 1:
             return False
         inner = op.body.nodes[0].op
@@ -270,12 +270,12 @@ class _Lowering:
         is_global = inner.kernel_size == (rows, columns) and inner.padding == (0, 0)
         divides_by_size = inner.divisor_override in (None, rows * columns)
         x = self.tensor(node.inputs[0])
-        return is_global and divides_by_size and averages_planes(node.output.shape[0], x)
+        return is_global and divides_by_size and averages_images(node.output.shape[0], x)
 
     def _plane_average(self, node: Node) -> Task:
         x = node.inputs[0]
         source, target = self.tensor(x), self.tensor(node.output)
-        launch = print_plane_average(x.shape[0], source, target, self.machine)
+        launch = print_image_average(x.shape[0], source, target, self.machine)
         return Task(node, launch, (x, node.output))
 
     def _sequence(self, node: Node, op: FusedSequence) -> Sequence[Task]:
@@ -290,7 +290,7 @@ class _Lowering:
         pointers: list[Pointer] = [pointer_to(value) for value in values]
         variants = print_variants(op, tensor, self.machine) if self.others else ()
         vectors = [outer.get(vector.value, vector.value) for vector in scheduled.binding.vectors]
-        are_separate = are_apart(scheduled.binding)
+        are_separate = are_separate_operands(scheduled.binding)
         if are_separate or all(isinstance(value, Constant) for value in vectors):
             if are_separate:
                 pointers += map(pointer_to, vectors)
@@ -347,7 +347,7 @@ class _Lowering:
             *map(placed_at, placed.others),
             *map(pointer_to, placed.vectors),
             *map(pointer_to, placed.before_vectors),
-            *map(pointer_to, placed.behind),
+            *map(pointer_to, placed.reduction),
         ]
         size = sum(task.workspace_bytes for task in packing)
         return *packing, Task(node, placed.problem, tuple(pointers), (), size)
@@ -383,17 +383,19 @@ class _Lowering:
             pointer_to(outer[placed.weight]),
             Address(outer[placed.result.value], placed.result.bytes),
         ]
-        if op.front is not None:
-            front, others = in_front(op.front, tensor)
-            problem = replace(problem, front=front)
+        if op.producer is not None:
+            producer, others = producer_of(op.producer, tensor)
+            problem = replace(problem, producer=producer)
             pointers += (pointer_to(outer[value]) for value in others)
         if (sums := op.sums) is not None:
             read = [value for value in sums.body.inputs[1:] if value.shape == sums.shape]
             stored = list(map(tensor, sums.stored.values()))
-            behind, others = recorded(sums, gradient, list(map(tensor, read)), stored, op.is_kept)
-            problem = replace(problem, behind=behind)
+            reduction, others = recorded(
+                sums, gradient, list(map(tensor, read)), stored, op.is_kept
+            )
+            problem = replace(problem, reduction=reduction)
             pointers += (pointer_to(outer[value]) for value in others)
-            first = (op.front is not None) + op.is_kept
+            first = (op.producer is not None) + op.is_kept
             pointers += (node.outputs[first + i] for i in (*sums.stored, *sums.reductions))
         return Task(node, problem, tuple(pointers))
 
@@ -412,7 +414,7 @@ class _Lowering:
         self._check_dense(node, weight)
         planar = self._is_planar(weight)
         if gather is None:
-            assert weight.type.rank == 2 or lies_one_way(weight) or planar == problem.planar, node
+            assert weight.type.rank == 2 or has_one_layout(weight) or planar == problem.planar, node
             return (), weight
         kernel, channels = weight.shape[2:], weight.shape[1]
         indices = np.arange(1, 1 + weight.type.size)
@@ -429,7 +431,7 @@ class _Lowering:
     def _is_planar(self, value: Value) -> bool:
         return self.plan.layout(value).block == 1
 
-    def _check_rows(self, node: Node, contraction: PlacedContraction) -> None:
+    def _check_rows(self, node: Node, contraction: BoundContraction) -> None:
         """UnsupportedError if a linear layer reads or writes a slice of a concatenation."""
         values = [a.value for a in (contraction.source, contraction.result, *contraction.others)]
         is_linear = contraction.weight.type.rank == 2

@@ -59,7 +59,7 @@ class Machine:
         return f"sm_{major}{minor}"
 
     @property
-    def joins_three(self) -> bool:
+    def has_max3(self) -> bool:
         """Whether the maximum of three numbers is one instruction."""
         return self.capability >= _HOPPER
 

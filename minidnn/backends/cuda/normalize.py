@@ -15,7 +15,7 @@ from ..codegen.code import Code
 from ..codegen.dialect import literal
 from .kernels import Launch
 from .prelude import TYPES
-from .reduce import BLOCK, Blocks, join_block
+from .reduce import BLOCK, Blocks, reduce_block
 from .strided import Strided, element_of
 
 _MOST = "md_max({0}, {1})"
@@ -60,11 +60,11 @@ def _rows(code: Code, length: int, first: str, step: int, logarithm: bool, eleme
     loop = f"for (int i = threadIdx.x; i < {length}; i += {BLOCK})"
     code.line("float top = floatbits(0xff800000u);")
     code.line(f"{loop} top = md_max(top, md_value(x[i * {step}ll]));")
-    join_block(code, "top", _MOST)
+    reduce_block(code, "top", _MOST)
     sums = Blocks(code, "float", "0.0f", _ADD, length, BLOCK)
     with sums.each("scale", "i"):
         sums.add(f"md_exp(md_value(x[i * {step}ll]) - top)")
-    join_block(code, "scale", _ADD, declared=True)
+    reduce_block(code, "scale", _ADD, declared=True)
     if logarithm:
         code.line("scale = md_log(scale);")
     with code.block(loop):
@@ -133,16 +133,16 @@ def print_layer_norm(
         sums = Blocks(code, "float", "0.0f", _ADD, length, BLOCK)
         with sums.each("mean", "i"):
             sums.add(loaded)
-        join_block(code, "mean", _ADD)
+        reduce_block(code, "mean", _ADD)
         code.line(f"mean /= {literal(float(length))};")
         with sums.each("rest", "i"):  # the rounding error of the mean
             sums.add(f"{loaded} - mean")
-        join_block(code, "rest", _ADD, declared=True)
+        reduce_block(code, "rest", _ADD, declared=True)
         code.line(f"rest /= {literal(float(length))};")
         with sums.each("variance", "i"):
             code.line(f"const float apart = ({loaded} - mean) - rest;")
             sums.add("apart * apart")
-        join_block(code, "variance", _ADD, declared=True)
+        reduce_block(code, "variance", _ADD, declared=True)
         code.line(
             f"const float scale = sqrtf(variance / {literal(float(length))} + {literal(op.eps)});"
         )

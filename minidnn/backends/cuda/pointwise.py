@@ -17,9 +17,9 @@ from ...fusion.operations import Operation, copy_operation, operation_of
 from ...fusion.stacks import is_tensor_operand
 from ...graph.expression import Instruction
 from ...graph.ir import Node, Value
-from ...graph.types import HALVES, TensorType
+from ...graph.types import HALF_DTYPES, TensorType
 from ...kernels.ops import region
-from ...kernels.ops.planes import Planes
+from ...kernels.ops.planes import PlaneStrides
 from ..codegen.code import Code
 from .expressions import narrowed, print_as
 from .kernels import ANY_SIZE, Launch
@@ -272,10 +272,12 @@ def print_chain_for_any_size(
         operands = tuple(by_kind[each.kind][each.index] for each in step.arguments)
         passed = value(output, output.dtype if round_steps else "float32")
         chain = result if i == len(steps) else passed
-        code = narrowed(step.code) if output.dtype in HALVES else step.code
+        code = narrowed(step.code) if output.dtype in HALF_DTYPES else step.code
         operations.append(Operation(chain, operands, code=code))
-    layouts: dict[Value, Planes] = dict(zip((*tensors, result), (*inputs, output), strict=True))
-    layouts |= {each: Planes.over_channels(each.dtype, output.channels) for each in weights}
+    layouts: dict[Value, PlaneStrides] = dict(
+        zip((*tensors, result), (*inputs, output), strict=True)
+    )
+    layouts |= {each: PlaneStrides.over_channels(each.dtype, output.channels) for each in weights}
     operands = *tensors, *weights
     return Launch.of(
         region.lower(operations, (result,), layouts.__getitem__, ANY_SIZE, operands)[0]
@@ -284,5 +286,5 @@ def print_chain_for_any_size(
 
 def _narrowed(operation: Operation) -> Operation:
     """An operation with the code that its output's dtype needs (:func:`.expressions.narrowed`)."""
-    narrow = operation.output.dtype in HALVES and operation.code
+    narrow = operation.output.dtype in HALF_DTYPES and operation.code
     return replace(operation, code=narrowed(operation.code)) if narrow else operation

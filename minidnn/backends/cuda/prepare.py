@@ -19,9 +19,9 @@ from ...runtime.slots import Slots
 from .block import Block, lay_out, spare
 from .constants import Constants, Data
 from .contraction.choice import Choice, threads
-from .contraction.fixed import FixedConvolution
+from .contraction.config import Addresses, AlgorithmConfig, ContractionExecutable
+from .contraction.fixed_function import FixedConvolution
 from .contraction.problem import Address, ContractionProblem
-from .contraction.recipe import Addresses, Built, Recipe
 from .contraction.tune import Tuning
 from .fastest import Fastest
 from .functions import LaunchLoader, Loaded
@@ -94,7 +94,7 @@ class ContractionWork:
             other tasks leave there, such as a packed filter.
     """
 
-    built: Built
+    built: ContractionExecutable
     left: int = 0
 
     def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
@@ -104,24 +104,24 @@ class ContractionWork:
         others_end = len(problem.others)
         vectors_end = others_end + len(problem.vectors)
         before_end = vectors_end + len(problem.before_vectors)
-        front_end = before_end + (0 if problem.front is None else len(problem.front.read))
+        front_end = before_end + (0 if problem.producer is None else len(problem.producer.read))
         read = (pointers[1], *pointers[3 + others_end : 3 + before_end])
         addresses = Addresses(
             *(x, w, y, tuple(rest[:others_end]), tuple(rest[others_end:vectors_end])),
             before=tuple(rest[vectors_end:before_end]),
-            front=tuple(rest[before_end:front_end]),
-            behind=tuple(rest[front_end:]),
+            producer=tuple(rest[before_end:front_end]),
+            reduction=tuple(rest[front_end:]),
             are_settled=all(isinstance(pointer, Data) for pointer in read),
         )
         return self.built.rows(addresses, operands(InWorkspace(self.left)))
 
     def describe(self) -> str:
-        recipe, problem = self.built.recipe, self.built.problem
-        unfused = len(problem.stages) - recipe.form.stages
-        text = ("gathered, " if problem.gather else "") + recipe.algorithm(problem)
+        config, problem = self.built.config, self.built.problem
+        unfused = len(problem.stages) - config.algorithm.stages
+        text = ("gathered, " if problem.gather else "") + config.algorithm_name(problem)
         if unfused:
             text += f", then {unfused} stage{'s' * (unfused > 1)} in a kernel"
-        if recipe.form.packed:
+        if config.algorithm.packed:
             text += ", carried into its slice"
         text += f", {self.built.workspace / 1e6:.1f} MB of workspace"
         return "; ".join([text, *self.built.describe_kernels()])
@@ -179,7 +179,7 @@ Work = KernelWork | ContractionWork | RankWork | FunctionWork | ConvolutionWork
 
 
 @dataclass(frozen=True)
-class Done:
+class PreparedTask:
     """A node and the work of one of its tasks."""
 
     node: Node
@@ -199,7 +199,7 @@ class PreparedPlan:
         workspaces: the workspace of each node, in bytes.
     """
 
-    tasks: tuple[Done, ...]
+    tasks: tuple[PreparedTask, ...]
     table: CudaTable
     slots: Slots
     constants: Constants
@@ -253,7 +253,7 @@ def prepare(
         choice = Choice(problems, tuning, build_pool)
         load([*launches, *fastest.launches(), *choice.launches()])
         if not short:
-            constants.lay_down()  # while cuDNN builds, before anything is measured
+            constants.upload()  # while cuDNN builds, before anything is measured
         built = choice.made()
         convolutions = _chosen(tasks, tune, workspace_limit)
         workspaces = _workspaces(tasks, built, convolutions)
@@ -272,7 +272,7 @@ def prepare(
             _left(limit, block, constants)
         if short:
             release_unused()
-            constants.lay_down()
+            constants.upload()
         fastest.measure(load, constants)
     slots = Slots(plan, {value: Operand(0, at) for value, at in plan.arena.offsets.items()}, 1)
     works, rows, sums = [], [], RankSums()
@@ -291,7 +291,7 @@ def prepare(
             work = ContractionWork(built[task.work], aligned(task.workspace_bytes))
         operands = NodeOperands(slots, constants, block.workspaces.get(task.node, 0))
         rows.append(tuple(work.rows(task.pointers, operands)))
-        works.append(Done(task.node, work))
+        works.append(PreparedTask(task.node, work))
     copies = []
     for i, value in enumerate(plan.graph.outputs):
         if (source := slots.source(i)) is not None:
@@ -308,12 +308,12 @@ def prepare(
     return PreparedPlan(tuple(works), table, slots, constants, load, workspaces)
 
 
-def _taken(tasks: Sequence[Task], other: PreparedPlan) -> dict[ContractionProblem, Recipe]:
+def _taken(tasks: Sequence[Task], other: PreparedPlan) -> dict[ContractionProblem, AlgorithmConfig]:
     """The configurations of the same contractions in another program of the network."""
     if len(tasks) != len(other.tasks):
         return {}
     return {
-        task.work: done.work.built.recipe
+        task.work: done.work.built.config
         for task, done in zip(tasks, other.tasks, strict=True)
         if isinstance(task.work, ContractionProblem) and isinstance(done.work, ContractionWork)
     }
@@ -347,7 +347,7 @@ def _chosen(
 
 def _workspaces(
     tasks: Sequence[Task],
-    built: Mapping[ContractionProblem, Built],
+    built: Mapping[ContractionProblem, ContractionExecutable],
     convolutions: Mapping[LayerConvolution, FixedConvolution],
 ) -> dict[Node, int]:
     """The workspace of each node, in bytes: the largest of its tasks."""

@@ -22,7 +22,7 @@ from .instance import Instance
 from .machine import Machine, machine_of
 from .memory import Limit, make_within, told
 from .prepare import ContractionWork, PreparedPlan, prepare
-from .states import StatesInTurn
+from .states import OrderedStates
 from .target import CudaTarget
 from .task import Task
 
@@ -68,7 +68,7 @@ class CudaProgram(CapturedProgram):
     def attach(self, store: Store) -> None:
         """Finds its states in a store, or puts them there, and prepares the plan."""
         with told():
-            self._states = StatesInTurn(self.plan.graph, store, self.device)
+            self._states = OrderedStates(self.plan.graph, store, self.device)
         with self._states.unchanged():
             self._make()
 

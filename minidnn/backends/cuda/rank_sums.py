@@ -9,14 +9,14 @@ from typing import Any, Protocol, cast
 
 from ...gpu import cupy
 from ...graph.operators import SumOverRanks
-from ...graph.operators.ranks import meeting_of
+from ...graph.operators.ranks import process_group_of
 from ...graph.types import TensorType
 from .arrays import DEVICE_TO_DEVICE
 from .functions import Run
 from .table import LibraryRow, Row
 
 
-class DeviceMeeting(Protocol):
+class DeviceProcessGroup(Protocol):
     """A process group whose ranks have a GPU each."""
 
     def begin(self, sums: Sequence[tuple[int, int, int, str]], ready: Any, done: Any) -> None:
@@ -74,7 +74,7 @@ class _Begin:
             copies = [(source, to, type.bytes) for source, to, type in ends]
             return lambda: self._copy(copies)
         sums = [(source, to, type.size, type.dtype) for source, to, type in ends]
-        meeting = cast(DeviceMeeting, meeting_of(self.ranks))
+        meeting = cast(DeviceProcessGroup, process_group_of(self.ranks))
         return lambda: meeting.begin(sums, self.ready, self.done)
 
     def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:

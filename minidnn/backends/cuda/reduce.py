@@ -19,7 +19,7 @@ from ..codegen.code import Code
 from ..codegen.dialect import CUDA, literal
 from ..codegen.kernel import KernelSource
 from ..codegen.taps import TapLoop
-from .expressions import STORED, is_whole, read, stored
+from .expressions import STORED, is_integer_dtype, read, stored
 from .kernels import Launch
 from .machine import Machine
 from .prelude import TYPES
@@ -60,7 +60,7 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
     shape = type.shape
     kept = [axis for axis in range(type.rank) if axis not in op.dims]
     outputs, count = prod(shape[a] for a in kept), prod(shape[a] for a in op.dims)
-    is_integer = is_whole(type.dtype)
+    is_integer = is_integer_dtype(type.dtype)
     combines, first = (_JOIN_INTEGERS, _FIRST_INTEGERS) if is_integer else (_JOIN, _FIRST)
     by_block = count > _FEW
     threads = _MOST if count >= _MANY else BLOCK
@@ -83,7 +83,7 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
             element = read(f"x[{element_of('from', shape, x)}]", type.dtype, is_integer)
             blocks.add(element)
         if by_block:
-            join_block(code, "value", combines[op.how], kind=kind, threads=threads)
+            reduce_block(code, "value", combines[op.how], kind=kind, threads=threads)
             code.line("if (threadIdx.x) return;")
         result = f"value / {literal(float(count))}" if op.how == "mean" else "value"
         code.line(f"y[o] = {stored(result, result_type)};")
@@ -103,7 +103,7 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
     outer, length = prod(type.shape[:dim]), type.shape[dim]
     inner = prod(type.shape[dim + 1 :])
     code = Code()
-    is_integer = is_whole(type.dtype)
+    is_integer = is_integer_dtype(type.dtype)
     kind = "long long" if is_integer else "float"
     lanes = 32 if length > _FEW else 1
     threads = outer * inner * lanes
@@ -136,7 +136,7 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
     return Launch.named("argmax", code, -(-threads // BLOCK), BLOCK)
 
 
-def join_block(
+def reduce_block(
     code: Code,
     value: str,
     join: str,
@@ -249,8 +249,8 @@ _PLANE_PACKS = 8
 _MOST_SHARED = 48 << 10
 
 
-def averages_planes(batch: int, x: Tensor) -> bool:
-    """Whether :func:`print_plane_average` reads values of a layout: with contiguous pixels or
+def averages_images(batch: int, x: Tensor) -> bool:
+    """Whether :func:`print_image_average` reads values of a layout: with contiguous pixels or
     channels, and with rows whose sums fit in shared memory."""
     if x.is_planar:
         return x.rows * 4 <= _MOST_SHARED
@@ -258,7 +258,7 @@ def averages_planes(batch: int, x: Tensor) -> bool:
     return x.channel == 1 and shared_bytes <= _MOST_SHARED and batch < 1 << 16
 
 
-def print_plane_average(batch: int, x: Tensor, y: Tensor, machine: Machine) -> Launch:
+def print_image_average(batch: int, x: Tensor, y: Tensor, machine: Machine) -> Launch:
     """The kernel that averages each plane as a whole.
 
     Threads of a block add rows; the sums of rows are then added in order.

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...gpu import cupy
 from ...runtime.operand import resolved
-from .arrays import DEVICE_TO_DEVICE, DEVICE_TO_HOST, HOST_TO_DEVICE, ArraySlot, Given
+from .arrays import DEVICE_TO_DEVICE, DEVICE_TO_HOST, HOST_TO_DEVICE, ArraySlot, CallerArray
 from .functions import Run
 from .memory import aligned, allocated
 from .replay import Replay
@@ -79,7 +79,7 @@ class Repeated:
         for run in self._runs:
             run()
 
-    def launch(self, calls: Sequence[Sequence[Given]], stream: int) -> np.ndarray:
+    def launch(self, calls: Sequence[Sequence[CallerArray]], stream: int) -> np.ndarray:
         """Starts all runs on a stream.  Returns a buffer for :meth:`results`, which has the bytes
         of all outputs once the stream is done; arrays of ``calls`` must stay alive until then."""
         self._gathered.clear()

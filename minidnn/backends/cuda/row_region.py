@@ -22,13 +22,13 @@ from ...graph.expression import argument, linearize
 from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise
 from ...graph.operators import LayerNorm, LogSoftmax, Reduce, Softmax
-from ...graph.types import HALVES, ITEMSIZE
+from ...graph.types import HALF_DTYPES, ITEMSIZE
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA, literal
 from .kernels import Launch
+from .partial_sums import PartialSums, Total, reduce_partial_sums
 from .prelude import TYPES
 from .row_tiles import RowTile, choose_tile, longest_row
-from .sum_parts import SumParts, Total, join_parts
 
 _WARP = 32
 _BLOCKS = 512
@@ -196,8 +196,10 @@ class _Printer:
             return RowLaunches(launch, operands)
         totals = tuple(Total(node, i) for i, node in op.sums.items())
         dtypes = {i: node.output.dtype for i, node in op.sums.items()}
-        parts = SumParts(totals, dtypes, op.rows.length, 1, blocks, 1)
-        return RowLaunches(launch, operands, tuple(op.sums), join_parts(parts), parts.bytes)
+        parts = PartialSums(totals, dtypes, op.rows.length, 1, blocks, 1)
+        return RowLaunches(
+            launch, operands, tuple(op.sums), reduce_partial_sums(parts), parts.bytes
+        )
 
     def _rows(self) -> None:
         """Prints the computation of one row: loads, then the nodes in order, with their stores."""
@@ -281,7 +283,7 @@ class _Printer:
     def _float(self, text: str, dtype: str = "float32") -> str:
         """Declares a number that is rounded to a dtype; returns its name."""
         name = self.code.fresh()
-        rounded = f"md_round<{TYPES[dtype]}>({text})" if dtype in HALVES else text
+        rounded = f"md_round<{TYPES[dtype]}>({text})" if dtype in HALF_DTYPES else text
         self.code.line(f"const float {name} = {rounded};")
         return name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...fusion.rows import FusedRows, row_alone
+from ...fusion.rows import FusedRows, region_of_row_operator
 from ...graph.ir import Node, Value
 from ...memory import Annotations
 from .row_region import print_rows, why_not_rows
@@ -36,10 +36,10 @@ def tasks_of_rows(
     )
 
 
-def tasks_of_row_alone(annotations: Annotations, node: Node) -> Sequence[Task] | None:
+def tasks_of_row_operator(annotations: Annotations, node: Node) -> Sequence[Task] | None:
     """The tasks of a node that reduces or normalizes trailing axes; None if it does not, or if its
     rows are not contiguous or do not fit in registers."""
-    op = row_alone(node) if node.inputs else None
+    op = region_of_row_operator(node) if node.inputs else None
     if op is None or why_not_rows(op) is not None:
         return None
     for value in node.inputs:

@@ -47,7 +47,7 @@ class DeviceMemory(StateMemory):
 
     @contextmanager
     def turn(self, stream: int) -> Iterator[None]:
-        """See :meth:`StatesInTurn.turn`; the caller holds the store's lock."""
+        """See :meth:`OrderedStates.turn`; the caller holds the store's lock."""
         runtime = cupy().cuda.runtime
         runtime.streamWaitEvent(stream, self._done.ptr)
         try:
@@ -82,7 +82,7 @@ class DeviceMemory(StateMemory):
             cuda.Stream.null.synchronize()
 
 
-class StatesInTurn:
+class OrderedStates:
     """The states of one program's graph in a store, and the order of its runs on them.
 
     Attributes:

@@ -19,8 +19,8 @@ from ..codegen.kernel import KernelSource
 from .arrays import ArraySlot
 from .block import Block
 from .captured import CapturedProgram, on_device
-from .constants import LaidDown
-from .contraction.fixed import FixedConvolution, PlanCall
+from .constants import UploadedConstants
+from .contraction.fixed_function import FixedConvolution, PlanCall
 from .functions import CompiledKernel, load_compiled
 from .kernels import Launch
 from .library.call import FunctionCall
@@ -79,7 +79,7 @@ def store(table: CudaTable, constants: np.ndarray, machine: Machine) -> StoredPr
     return StoredProgram(machine.arch, document, code, [constants], constants.nbytes)
 
 
-def why_not_here(document: dict[str, Any], index: int) -> str | None:
+def why_not_loadable(document: dict[str, Any], index: int) -> str | None:
     """Why a stored program cannot run here: the GPU or cuDNN that it is for; None if it can."""
     card, library = _card(machine_of(index)), cudnn_machine.library_name()
     if document["card"] != card:
@@ -114,7 +114,7 @@ def restore(
     outputs = [ArraySlot.of(f"out[{i}]", v.type) for i, v in enumerate(interface.outputs)]
     with told(), on_device(index):
         table = _table(document, code, index)
-        weights = LaidDown(constants)
+        weights = UploadedConstants(constants)
         program = CapturedProgram(index, inputs, outputs)
         program.use(table, weights, program.instance(table, weights.address))
     return program

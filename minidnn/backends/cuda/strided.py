@@ -16,13 +16,13 @@ from ...fusion.region import FusedElements
 from ...graph.expression import linearize
 from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise
-from ...graph.types import HALVES
+from ...graph.types import HALF_DTYPES
 from ...kernels.ops import elementwise
 from ...kernels.ops.pitched import Pitched
 from ...memory import Annotations
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA
-from .expressions import HELPERS, STORED, is_whole, narrowed, print_as, read, stored
+from .expressions import HELPERS, STORED, is_integer_dtype, narrowed, print_as, read, stored
 from .kernels import SCHEDULE, Launch
 
 THREADS = 256
@@ -61,9 +61,9 @@ def print_broadcast(annotations: Annotations, node: Node) -> Launch:
     over_channels = (value.type for value in node.inputs[tensors:])
     ones = (1,) * (out.type.rank - 2)
     operands += [Pitched.dense(type.with_shape(type.shape + ones)) for type in over_channels]
-    is_integer = is_whole(op.computed_in([x.type.dtype for x in operands]))
+    is_integer = is_integer_dtype(op.computed_in([x.type.dtype for x in operands]))
     code = linearize(op.expression())
-    if out.dtype in HALVES and not is_integer:
+    if out.dtype in HALF_DTYPES and not is_integer:
         code = narrowed(code)
     result, computed = pitched(annotations, out), "int64" if is_integer else "float32"
     return Launch.of(elementwise.lower(code, operands, result, computed, SCHEDULE))
@@ -157,7 +157,7 @@ def _member(
 
 def _is_whole(node: Node) -> bool:
     assert isinstance(node.op, Elementwise)
-    return is_whole(node.op.computed_in([value.dtype for value in node.inputs]))
+    return is_integer_dtype(node.op.computed_in([value.dtype for value in node.inputs]))
 
 
 def _place(value: Value, shape: tuple[int, ...], lies: Strided) -> str:

@@ -27,18 +27,18 @@ from ..codegen.code import Code
 from ..codegen.dialect import literal
 from .expressions import print_as
 from .kernels import Launch
-from .prelude import TYPES
-from .sum_parts import (
+from .partial_sums import (
     MeanAndVariance,
-    SumParts,
+    PartialSums,
     SumsGrid,
     Total,
     grid_of_columns,
     grid_of_planes,
-    join_few,
-    join_parts,
+    reduce_few_partial_sums,
+    reduce_partial_sums,
 )
-from .target import HALVES
+from .prelude import TYPES
+from .target import HALF_DTYPES
 from .tensor import Tensor
 
 _ACCESS = 16  # bytes
@@ -92,7 +92,7 @@ class _Printer:
         self.read = (*self.tensors, *self.numbers)
         self.vectors = tuple(v for v in operands if v not in self.read)
         self.stored = {v: lies(v) for v in op.stored.values()}
-        self.found = found_in(op)
+        self.found = reductions_of(op)
         #: Sums that a thread accumulates for each channel.
         self.many = sum(each.sums for each in self.found)
         #: Groups of images that have sums of their own: each image in sums of planes, else all.
@@ -104,7 +104,7 @@ class _Printer:
         moved = (*self._moved, *self.numbers.values())
         by_columns = self.by_columns = all(t.channel == 1 for t in moved)
         self.lanes = self._lanes(by_columns)
-        narrow = any(tensor.dtype in HALVES for tensor in self._moved)
+        narrow = any(tensor.dtype in HALF_DTYPES for tensor in self._moved)
         if by_columns:
             pack_bytes = self.lanes * min(t.itemsize for t in self._moved)
             self.grid = grid_of_columns(self.channels // self.lanes, pack_bytes, narrow)
@@ -115,7 +115,7 @@ class _Printer:
         wide, step, beside = self.grid.wide, self.grid.step, self.grid.beside
         threads, size = self.grid.threads, self.grid.part(count, self.groups)
         dtypes = {i: node.output.dtype for i, node in self.op.reductions.items()}
-        parts = SumParts(
+        parts = PartialSums(
             self.found, dtypes, self.groups * self.channels, size, count, pack_elements
         )
         pointers = [f"const {TYPES[v.dtype]} *x{i}" for i, v in enumerate(self.read)]
@@ -138,10 +138,10 @@ class _Printer:
         operands, sums = (*self.read, *self.vectors, *self.stored), tuple(dtypes)
         if parts.count == 1:
             return SumsLaunches(first, operands, sums)
-        second = join_parts(parts) if self.groups == 1 else join_few(parts)
+        second = reduce_partial_sums(parts) if self.groups == 1 else reduce_few_partial_sums(parts)
         return SumsLaunches(first, operands, sums, second, parts.bytes)
 
-    def _place(self, beside: int, parts: SumParts) -> None:
+    def _place(self, beside: int, parts: PartialSums) -> None:
         """Prints the channels and the group of a block, and its packs: ``begin`` to ``end``."""
         code, size = self.code, parts.size
         if self.groups == 1:
@@ -348,7 +348,7 @@ class _Printer:
         names |= {value: vector.format(i) for i, value in enumerate(self.vectors)}
         return print_values(self.code, self.op, names)
 
-    def _join(self, by_columns: bool, wide: int, step: int, parts: SumParts) -> None:
+    def _join(self, by_columns: bool, wide: int, step: int, parts: PartialSums) -> None:
         """Prints how the threads of a block combine their sums, in a fixed order."""
         code, lanes = self.code, self.lanes
         width = wide * lanes if by_columns else 1
@@ -392,7 +392,7 @@ class _Printer:
             parts.print_part(code, [f"shared[{i * size} + k]" for i in range(self.many)], shifts)
 
 
-def found_in(op: FusedSums) -> tuple[Total | MeanAndVariance, ...]:
+def reductions_of(op: FusedSums) -> tuple[Total | MeanAndVariance, ...]:
     """The reductions of a region: sums, and each variance together with its mean.  The mean is
     computed whether it is a result or not, which changes no bit."""
     numbers: dict[Node | None, int] = {node: i for i, node in op.reductions.items()}
@@ -418,7 +418,7 @@ def print_values(code: Code, op: Region, given: Mapping[Value, str]) -> dict[Val
             dtype = node.output.dtype
             lines, result = print_as(dtype, node.op.lines, operands, code.fresh)
             code.lines(lines)
-            if dtype in HALVES and any(value.dtype != dtype for value in node.inputs):
+            if dtype in HALF_DTYPES and any(value.dtype != dtype for value in node.inputs):
                 result = f"md_round<{TYPES[dtype]}>({result})"
             names[node.output] = result
         else:

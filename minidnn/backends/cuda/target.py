@@ -21,7 +21,7 @@ from ...graph.operator import (
     Contraction,
     Reshaping,
     Windowed,
-    is_whole_product,
+    is_integer_product,
 )
 from ...graph.operators import (
     AdaptiveAvgPool2d,
@@ -36,8 +36,8 @@ from ...graph.operators import (
 )
 from ...graph.types import BYTES
 from .contraction.gather import gather_precision, wants_gather
-from .contraction.in_front import MOST_IN_FRONT
-from .contraction.problem import lies_one_way
+from .contraction.problem import has_one_layout
+from .contraction.producer import MOST_PRODUCER_OPERATORS
 from .copy import MOST_SIDE_BY_SIDE
 from .library.support import PRODUCTS, layer_functions, product_gradient, takes_layouts
 from .prelude import TYPES
@@ -67,7 +67,7 @@ STORAGE = {
 }
 """The dtype that values have in memory at each precision."""
 
-HALVES = ("float16", "bfloat16")
+HALF_DTYPES = ("float16", "bfloat16")
 """The dtypes of half precision."""
 
 
@@ -90,10 +90,10 @@ class CudaTarget(Target):
     def is_exact(self, node: Node) -> bool:
         """Whether a node multiplies in float32: never in half precision or int8, whatever precision
         was asked for."""
-        return self.precision != "tf32" and node.inputs[0].dtype not in (*HALVES, *BYTES)
+        return self.precision != "tf32" and node.inputs[0].dtype not in (*HALF_DTYPES, *BYTES)
 
     @property
-    def multiplies_bytes(self) -> bool:
+    def multiplies_int8(self) -> bool:
         return self.storage == "float32"
 
     @property
@@ -105,7 +105,7 @@ class CudaTarget(Target):
         return not self.any_size
 
     @property
-    def turns_products(self) -> bool:
+    def transposes_products(self) -> bool:
         return True
 
     def refuse_attention(self, shape: AttentionShape) -> str | None:
@@ -143,7 +143,7 @@ class CudaTarget(Target):
             return (PLANAR,) if exact else (CHANNELS_LAST,)
         if isinstance(op, (Contraction, FusedContraction)) and not exact:
             return (CHANNELS_LAST,)
-        plain = exact and self.precision not in HALVES
+        plain = exact and self.precision not in HALF_DTYPES
         if plain and self.any_size:
             return (PLANAR,)  # also where channels last is faster for some sizes
         return (PLANAR, CHANNELS_LAST) if plain else _BOTH
@@ -157,10 +157,10 @@ class CudaTarget(Target):
         """An image of few channels, and its filter, are gathered from any layout; a value of one
         pixel or one channel is the same in all layouts."""
         if isinstance(node.op, LayerFunction):
-            return node.op.function in PRODUCTS and value.type.rank == 4 and lies_one_way(value)
+            return node.op.function in PRODUCTS and value.type.rank == 4 and has_one_layout(value)
         inner = _contraction(node)
         is_weight = isinstance(inner.op, Conv2d) and value is _weight(node)
-        if is_weight and lies_one_way(value):
+        if is_weight and has_one_layout(value):
             return True
         read = is_weight or value is node.inputs[0]
         if not isinstance(inner.op, Conv2d) or not read or self.is_exact(node):
@@ -205,7 +205,7 @@ class CudaTarget(Target):
 
     def refuse_statistics(self, contraction: Node) -> str | None:
         inner = parts_of(contraction).node
-        if contraction.outputs[0].dtype not in HALVES:
+        if contraction.outputs[0].dtype not in HALF_DTYPES:
             return "only kernels for half precision add up what they write"
         op, kernel = inner.op, inner.inputs[1].shape[2:]
         plain = isinstance(op, Conv2d) and op.groups == 1 and op.padding == ((0, 0), (0, 0))
@@ -217,7 +217,7 @@ class CudaTarget(Target):
         op, weight = gradient.op, gradient.inputs[1]
         assert isinstance(op, Conv2dInputGradient)
         geometry = op.convolution
-        if gradient.output.dtype not in HALVES:
+        if gradient.output.dtype not in HALF_DTYPES:
             return "only kernels for half precision add up what they write"
         if geometry.groups != 1 or (*geometry.stride, *geometry.dilation) != (1, 1, 1, 1):
             return "only kernels of stride 1, with neither groups nor dilation, add up"
@@ -228,11 +228,11 @@ class CudaTarget(Target):
             return "its padding is wider than its window"
         return None
 
-    def refuse_front(self, gradient: Node, sequence: Node) -> str | None:
+    def refuse_producer(self, gradient: Node, sequence: Node) -> str | None:
         assert isinstance(sequence.op, FusedSequence)
         if self.any_size:
             return "kernels for some sizes do so"
-        if gradient.output.dtype not in HALVES or not _is_pointwise(gradient):
+        if gradient.output.dtype not in HALF_DTYPES or not _is_pointwise(gradient):
             return "only kernels of 1x1 convolutions in half precision do so"
         if any(channels % LANES for channels in gradient.inputs[1].shape[:2]):
             return f"its channels are no multiple of {LANES}"
@@ -242,16 +242,16 @@ class CudaTarget(Target):
         tensors = [value for value in sequence.inputs if value.shape == result.shape]
         if any(value.dtype != result.dtype for value in tensors):
             return "what it reads has several dtypes"
-        if len(tensors) > MOST_IN_FRONT:
-            return f"it reads more than {MOST_IN_FRONT} tensors"
+        if len(tensors) > MOST_PRODUCER_OPERATORS:
+            return f"it reads more than {MOST_PRODUCER_OPERATORS} tensors"
         vectors = [value for value in sequence.inputs if value.shape != result.shape]
         if any((v.dtype, v.type.size) != ("float32", result.shape[1]) for v in vectors):
             return "it reads other values than tensors and vectors of float32"
         return None
 
     @property
-    def adds_planes(self) -> bool:
-        return self.precision in HALVES and not self.any_size
+    def fuses_spatial_sums(self) -> bool:
+        return self.precision in HALF_DTYPES and not self.any_size
 
     @property
     def stores_summed(self) -> bool:
@@ -265,7 +265,7 @@ class CudaTarget(Target):
         exact = self.is_exact(contraction)
         if contraction.inputs[0].dtype in BYTES:
             return "bytes are read as they lie"
-        if contraction.output.dtype not in HALVES and not exact:
+        if contraction.output.dtype not in HALF_DTYPES and not exact:
             return "no kernel does so in tf32"
         op, weight = contraction.op, contraction.inputs[1]
         if not isinstance(op, Conv2d) or op.groups != 1:
@@ -277,7 +277,7 @@ class CudaTarget(Target):
     def refuse_epilogue(self, contraction: Node, node: Node) -> str | None:
         if isinstance(contraction.op, Linear) and contraction.output.type.rank != 2:
             return f"its values have rank {contraction.output.type.rank}"
-        if is_whole_product(*(value.type for value in contraction.inputs)):
+        if is_integer_product(*(value.type for value in contraction.inputs)):
             return _why_not_behind_sums(contraction, node)
         return reads_otherwise(node) or super().refuse_epilogue(contraction, node)
 

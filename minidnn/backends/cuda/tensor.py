@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from ...graph.layout import Layout
 from ...graph.types import ITEMSIZE, TensorType
-from ...kernels.ops.planes import Planes
+from ...kernels.ops.planes import PlaneStrides
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor(Planes):
+class Tensor(PlaneStrides):
     """Strides of a value of floats or bytes, to which a kernel's pointer is aligned to 16 bytes."""
 
     @property
@@ -71,6 +71,6 @@ def step_of(t: Tensor) -> int:
     return t.image if t.rows * t.columns == 1 else t.pixel
 
 
-def has_whole_planes(t: Tensor) -> bool:
+def has_contiguous_channels(t: Tensor) -> bool:
     """Whether the pixels of a channel are contiguous in each image."""
     return t.pixel == 1 and t.row == t.columns

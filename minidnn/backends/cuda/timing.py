@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from ...cudnn.gpu_turn import turn
+from ...cudnn.gpu_lock import gpu_lock
 from ...cudnn.graph.timing import WAIT_CYCLES, keep_busy, timing_stream
 from ...gpu import cupy
 from .instance import Instance
@@ -42,7 +42,7 @@ def seconds_of_runs(run: Callable[[], object], count: int) -> float:
     cuda = cupy().cuda
     before, after = cuda.Event(), cuda.Event()
     cuda.get_current_stream().synchronize()  # copies of its inputs may be in flight
-    with turn(cuda.runtime.getDevice()), timing_stream():
+    with gpu_lock(cuda.runtime.getDevice()), timing_stream():
         keep_busy(WAIT_CYCLES)
         before.record()
         for _ in range(count):

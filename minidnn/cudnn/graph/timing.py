@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from minidnn.cudnn.errors import CuDNNError
-from minidnn.cudnn.gpu_turn import turn
+from minidnn.cudnn.gpu_lock import gpu_lock
 from minidnn.gpu import cupy
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def race(
     raised to the final time of the best where it is below.  The lock of the GPU is held meanwhile.
     """
     cupy().cuda.get_current_stream().synchronize()  # the inputs may still be on their way
-    with turn(cupy().cuda.runtime.getDevice()), timing_stream() as stream:
+    with gpu_lock(cupy().cuda.runtime.getDevice()), timing_stream() as stream:
         once = [_once(contestant, stream) for contestant in contestants]
         limit = _HOPELESS * min((t for t in once if t is not None), default=0.0) + _LAUNCHED_MS
         replays = [
@@ -100,7 +100,7 @@ def sample(contestant: Contestant, *, rounds: int = 30, limit_ms: float = 250.0)
     The list is empty if the contestant failed.
     """
     cupy().cuda.get_current_stream().synchronize()  # the inputs may still be on their way
-    with turn(cupy().cuda.runtime.getDevice()), timing_stream() as stream:
+    with gpu_lock(cupy().cuda.runtime.getDevice()), timing_stream() as stream:
         once = _once(contestant, stream)
         if once is None:
             return []

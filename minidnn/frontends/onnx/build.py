@@ -199,7 +199,7 @@ class Builder:
         return self.apply(formula_op, *operands)
 
 
-def is_whole(number: float) -> bool:
+def is_integer(number: float) -> bool:
     """Whether a number is an integer that int32 has."""
     return number.is_integer() and abs(number) < 1 << 31
 

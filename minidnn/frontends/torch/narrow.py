@@ -18,8 +18,8 @@ from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import Captured
 
 #: The half-precision dtypes, by their names in graphs.
-HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-_NAMES = {dtype: name for name, dtype in HALVES.items()}
+HALF_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_NAMES = {dtype: name for name, dtype in HALF_DTYPES.items()}
 
 #: The key in ``node.meta`` of the flag that a node's value is in half precision in PyTorch.
 _NARROW = "minidnn_narrow"

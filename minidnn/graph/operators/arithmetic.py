@@ -153,7 +153,7 @@ class Formula(Elementwise):
                 f"operands have dtypes {', '.join(dict.fromkeys(dtypes))}; valid is one "
                 f"floating-point dtype among them at most, and one of {', '.join(INTEGERS)}"
             )
-        self.require_whole(computed)
+        self.require_integers(computed)
         return self.dtype or computed
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from minidnn.graph.operator import Contraction, Operator, is_ints, is_whole_product, whole_sums
+from minidnn.graph.operator import Contraction, Operator, integer_sums, is_integer_product, is_ints
 from minidnn.graph.types import TensorType
 from minidnn.graph.window import WindowAxis
 
@@ -85,7 +85,7 @@ class Conv2d(Contraction):
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         x, weight, *bias = inputs
         if x.dtype.kind in "iu":
-            sums = whole_sums(self._sums, x, weight, self.zero)
+            sums = integer_sums(self._sums, x, weight, self.zero)
             return (sums + bias[0][:, None, None] if bias else sums,)
         dtype = np.result_type(x.dtype, self.dtype or x.dtype)
         compute = np.result_type(dtype, np.float32)
@@ -147,7 +147,7 @@ class Linear(Contraction):
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         x, weight, *bias = inputs
         if x.dtype.kind in "iu":
-            sums = whole_sums(np.matmul, x, weight.T, self.zero)
+            sums = integer_sums(np.matmul, x, weight.T, self.zero)
             return (sums + bias[0] if bias else sums,)
         compute = np.result_type(x.dtype, np.float32)
         with np.errstate(all="ignore"):
@@ -173,7 +173,7 @@ class MatMul(Operator):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         a, b = self.operands(inputs)
-        is_integer = is_whole_product(a, b)
+        is_integer = is_integer_product(a, b)
         if not is_integer:
             self.require_float(*inputs)
         self.require(
@@ -193,7 +193,7 @@ class MatMul(Operator):
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         dtype = inputs[0].dtype
         if dtype.kind in "iu":
-            return (whole_sums(np.matmul, inputs[0], inputs[1]),)
+            return (integer_sums(np.matmul, inputs[0], inputs[1]),)
         compute = np.result_type(dtype, np.float32)
         with np.errstate(all="ignore"):
             # Strides may decide the order of additions: equal inputs must give equal bits.

@@ -10,7 +10,7 @@ from minidnn.graph import expression as scalar
 from minidnn.graph.operator import Reduction, Windowed
 from minidnn.graph.types import TensorType
 from minidnn.graph.window import (
-    JOINS,
+    COMBINERS,
     LONG,
     CoveringAxis,
     Window,
@@ -128,8 +128,8 @@ class Pool2d(Windowed):
             f"divisor={divisor!r}; valid is a non-zero int or None",
         )
         self.require(
-            self.shape.join in JOINS,
-            f"join={self.shape.join!r}; valid is one of {', '.join(JOINS)}",
+            self.shape.join in COMBINERS,
+            f"join={self.shape.join!r}; valid is one of {', '.join(COMBINERS)}",
         )
         for name, formula, arity in (
             ("tap", self.shape.tap, operands + 1),

@@ -1,7 +1,7 @@
 """The all-reduce of values over the ranks that run the same graph, and its process group.
 
-``minidnn.distributed`` enters the process group by :func:`meet_in`; the reference and the devices
-find it by :func:`meeting_of` while a graph runs.
+``minidnn.distributed`` sets the process group by :func:`set_process_group`; the reference and the
+devices find it by :func:`process_group_of` while a graph runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minidnn.graph.types import TensorType
 __all__ = ["SumOverRanks"]
 
 
-class Meeting(Protocol):
+class ProcessGroup(Protocol):
     """A process group: the ranks that run the same graphs at the same time."""
 
     @property
@@ -36,15 +36,15 @@ class Meeting(Protocol):
         """
 
 
-_now: list[Meeting] = []
+_now: list[ProcessGroup] = []
 
 
-def meet_in(meeting: Meeting) -> None:
+def set_process_group(meeting: ProcessGroup) -> None:
     """Makes ``meeting`` the process group of all graphs that sum over ranks, from now on."""
     _now[:] = [meeting]
 
 
-def meeting_of(ranks: int) -> Meeting:
+def process_group_of(ranks: int) -> ProcessGroup:
     """The process group with ``ranks`` ranks; GraphError if this process is in no such group."""
     if not _now or _now[0].size != ranks:
         role = f"one of {_now[0].size}" if _now else "alone"
@@ -85,7 +85,7 @@ class SumOverRanks(Reduction):
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         sums = [np.array(x, order="C") for x in inputs]
         if self.ranks > 1:
-            meeting_of(self.ranks).add(sums)
+            process_group_of(self.ranks).add(sums)
         return tuple(sums)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:

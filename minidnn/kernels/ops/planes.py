@@ -30,7 +30,7 @@ _OF_BLOCK, _OF_PLANE = 256, 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Planes:
+class PlaneStrides:
     """The layout of a value: strides in elements.
 
     Element (n, c, y, x) has the offset ``offset + n * image + c // block * channel + y * row + x *
@@ -53,12 +53,12 @@ class Planes:
     padding: int = 0
 
     @classmethod
-    def over_channels(cls, dtype: str, channels: int) -> Planes:
+    def over_channels(cls, dtype: str, channels: int) -> PlaneStrides:
         """The layout of a vector over channels, which is broadcast over planes."""
         return cls(dtype, channels, 1, 1, 0, 1, 0, 0)
 
     @property
-    def flat(self) -> Planes:
+    def flat(self) -> PlaneStrides:
         """The same with each plane as one row."""
         return replace(self, rows=1, columns=self.rows * self.columns)
 
@@ -75,7 +75,12 @@ class PlaneGrid:
     """
 
     def __init__(
-        self, batch: int, made: Planes, schedule: AxisSchedule, flat: bool = False, block: int = 1
+        self,
+        batch: int,
+        made: PlaneStrides,
+        schedule: AxisSchedule,
+        flat: bool = False,
+        block: int = 1,
     ) -> None:
         self.made, self.block, self._schedule = made, block, schedule
         self._loops: list[tuple[Expr, Expr, Expr]] = []
@@ -139,7 +144,7 @@ class PlaneGrid:
     def place(
         self,
         param: Param,
-        lies: Planes,
+        lies: PlaneStrides,
         y: Expr | None = None,
         x: Expr | None = None,
         c: Expr | None = None,

@@ -14,7 +14,7 @@ from ...fusion.operations import Operation
 from ...graph.expression import linearize
 from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise, Windowed
-from ...graph.window import JOINS, MEAN, Window, WindowAxis
+from ...graph.window import COMBINERS, MEAN, Window, WindowAxis
 from ..ir import (
     Expr,
     FoldRange,
@@ -30,7 +30,7 @@ from ..ir import (
     variable,
 )
 from ..schedule import AxisSchedule
-from .planes import PlaneGrid, Planes
+from .planes import PlaneGrid, PlaneStrides
 
 
 def why_not(nodes: Sequence[Node], dtypes: Collection[str]) -> str | None:
@@ -56,7 +56,7 @@ def why_not(nodes: Sequence[Node], dtypes: Collection[str]) -> str | None:
 def lower(
     operations: Sequence[Operation],
     outputs: Sequence[Value],
-    layout_of: Callable[[Value], Planes],
+    layout_of: Callable[[Value], PlaneStrides],
     schedule: AxisSchedule,
     operands: Sequence[Value] = (),
 ) -> tuple[Kernel, tuple[Value, ...]]:
@@ -72,7 +72,9 @@ def lower(
     vectors = dict.fromkeys(v.value for o in operations for v in o.vectors)
     values = (*(operands or (*planes, *vectors)), *outputs)
     layouts = {value: layout_of(value) for value in values if value not in vectors}
-    layouts |= {value: Planes.over_channels(value.dtype, value.type.size) for value in vectors}
+    layouts |= {
+        value: PlaneStrides.over_channels(value.dtype, value.type.size) for value in vectors
+    }
     params = {v: Param(f"x{i}", v.dtype, v in outputs) for i, v in enumerate(values)}
     return _Lowering(operations, params, layouts, schedule).kernel(), values
 
@@ -82,7 +84,7 @@ class _Lowering:
         self,
         operations: Sequence[Operation],
         params: Mapping[Value, Param],
-        layouts: dict[Value, Planes],
+        layouts: dict[Value, PlaneStrides],
         schedule: AxisSchedule,
     ) -> None:
         self.operations, self.params, self.layouts = operations, params, layouts
@@ -192,8 +194,10 @@ def _joined(
     value = compute(linearize(window.tap), values, "float32")
     lets = tuple(map(Let, under, read(*places)))
     counts = [constant(axis.kernel) for axis in window.axes]
-    inner = FoldRange(line, window.joins, counts[1], inside[1], lets, value)
-    body: list[Statement] = [FoldRange(total, window.joins, counts[0], inside[0], (inner,), line)]
+    inner = FoldRange(line, window.combiner, counts[1], inside[1], lets, value)
+    body: list[Statement] = [
+        FoldRange(total, window.combiner, counts[0], inside[0], (inner,), line)
+    ]
     if window.is_finished:
         return body, total
     rows, columns = map(_counted, [window] * 2, window.whole, at, extent)
@@ -227,7 +231,9 @@ def _counted(window: Window, axis: WindowAxis, at: Expr, size: Expr) -> Expr:
     return before(size) - before(constant(0))
 
 
-def lower_adaptive(batch: int, given: Planes, made: Planes, schedule: AxisSchedule) -> Kernel:
+def lower_adaptive(
+    batch: int, given: PlaneStrides, made: PlaneStrides, schedule: AxisSchedule
+) -> Kernel:
     """Returns the kernel of an adaptive average, whose params are the operand and the output.
 
     Each row is added up as the reference does it, then the rows.
@@ -245,10 +251,10 @@ def lower_adaptive(batch: int, given: Planes, made: Planes, schedule: AxisSchedu
         body.append(Let(first, at * size // parts))
         body.append(Let(count, ((at + 1) * size + (parts - 1)) // parts - first))
     place = grid.place(x, given, top + index_of(total), left + index_of(line))
-    row = FoldRange(line, JOINS["sum"], wide, None, (), x[place].cast("float32"))
+    row = FoldRange(line, COMBINERS["sum"], wide, None, (), x[place].cast("float32"))
     count = (high * wide).cast("float32")
     body += [
-        FoldRange(total, JOINS["sum"], high, None, (row,), line),
+        FoldRange(total, COMBINERS["sum"], high, None, (row,), line),
         Let(result, compute(linearize(MEAN), (total, count), "float32")),
         Write(y, grid.place(y, made), result.cast(made.dtype)),
     ]

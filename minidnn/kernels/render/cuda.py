@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 from ...backends.codegen.dialect import CUDA
 from ...backends.codegen.kernel import KernelSource
-from ...graph.types import BYTES, HALVES
+from ...graph.types import BYTES, HALF_DTYPES
 from ..ir import TASK, Expr, FoldRange, Kernel, Param
 from .text import KEPT, Printer
 
 THREADS = 256
 #: From so many tasks on they are counted in 64 bits.
 _WIDE = 1 << 31
-_NARROW = (*HALVES, *BYTES)
+_NARROW = (*HALF_DTYPES, *BYTES)
 
 SUM = """\
 // The sum of so many taps, of any number, as graph.window.sum_taps adds them.

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ...backends.codegen.code import Code
 from ...backends.codegen.dialect import Dialect, literal
-from ...backends.codegen.functions import WHOLE_FUNCTIONS
+from ...backends.codegen.functions import INTEGER_FUNCTIONS
 from ...backends.codegen.taps import TapLoop
 from ..ir import (
     OPERATIONS,
@@ -57,7 +57,7 @@ class Printer(ABC):
         """The functions that integer expressions need."""
         exprs = expressions(self.kernel.body)
         has_integers = any(each.op == "compute" and each.dtype == "int64" for each in exprs)
-        return self.DIALECT.fill(WHOLE_FUNCTIONS) if has_integers else ""
+        return self.DIALECT.fill(INTEGER_FUNCTIONS) if has_integers else ""
 
     def block(self, body: Sequence[Statement]) -> None:
         for statement in body:

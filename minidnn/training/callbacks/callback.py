@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from minidnn.errors import GraphError, MiniDNNWarning, did_you_mean
-from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.arguments import check_integer, check_number
 from minidnn.training.losses import Loss
 
 __all__ = [
@@ -167,7 +167,7 @@ class EarlyStopping(Callback):
         change: float = 0.0,
         restore_best: bool = False,
     ) -> None:
-        check_whole(self, "patience", patience, 1)
+        check_integer(self, "patience", patience, 1)
         check_number(self, "change", change, 0)
         self.patience, self.restore_best = patience, restore_best
         self._make = partial(Best, self, monitor, best, change)

@@ -16,7 +16,7 @@ from typing import Any
 
 from minidnn.errors import DeviceError, GraphError, MiniDNNWarning
 from minidnn.preparation import Preparation, metadata_of
-from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.arguments import check_integer, check_number
 from minidnn.training.callbacks.callback import Best, Callback, Direction
 
 
@@ -154,7 +154,7 @@ class Checkpoint(Callback):
         self.preparation = preparation
         for name, count in (("every", every), ("every_steps", every_steps)):
             if count is not None:
-                check_whole(self, name, count, 1)
+                check_integer(self, name, count, 1)
         if every_minutes is not None:
             check_number(self, "every_minutes", every_minutes, 0)
         self.path, self.every, self.keep_best = Path(path), every, keep_best
@@ -274,7 +274,7 @@ class RayReport(Callback):
 
     def __init__(self, every: int | None = None) -> None:
         if every is not None:
-            check_whole(self, "every", every, 1)
+            check_integer(self, "every", every, 1)
         try:
             import ray.train
         except ImportError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from minidnn.errors import DeviceError
-from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.arguments import check_integer, check_number
 from minidnn.training.callbacks.callback import Callback
 
 __all__ = ["CSV", "JSONLines", "ProgressBar", "TensorBoard"]
@@ -148,7 +148,7 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | os.PathLike[str], every: int = 10) -> None:
-        check_whole(self, "every", every, 1)
+        check_integer(self, "every", every, 1)
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter

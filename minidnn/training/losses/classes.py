@@ -18,7 +18,7 @@ from minidnn.graph.scalar_functions import softplus
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply
 from minidnn.graph.types import FLOATS, TensorType
-from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.arguments import check_integer, check_number
 from minidnn.training.losses.common import CrossEntropy, Function, Loss, accuracy, check_range, mean
 
 __all__ = [
@@ -317,7 +317,7 @@ class Tversky(Loss):
         check_number(self, "beta", self.beta, 0)
         check_number(self, "smooth", self.smooth, 0)
         if self.ignore_index is not None:
-            check_whole(self, "ignore_index", self.ignore_index, -(1 << 53))
+            check_integer(self, "ignore_index", self.ignore_index, -(1 << 53))
             if self.multilabel:
                 raise GraphError(
                     f"{type(self).__name__}: ignore_index={self.ignore_index} with "

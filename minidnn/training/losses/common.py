@@ -20,7 +20,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply
 from minidnn.graph.types import FLOATS, TensorType
-from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.arguments import check_integer, check_number
 
 __all__ = [
     "L1",
@@ -268,7 +268,7 @@ class CrossEntropy(Loss):
                 )
             object.__setattr__(self, "weight", tuple(given.tolist()))
         if self.ignore_index is not None:
-            check_whole(self, "ignore_index", self.ignore_index, -(1 << 53))
+            check_integer(self, "ignore_index", self.ignore_index, -(1 << 53))
             if self.probabilities:
                 raise GraphError(
                     f"{type(self).__name__}: ignore_index={self.ignore_index} with "

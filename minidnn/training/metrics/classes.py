@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.arguments import check_integer, check_number
 from minidnn.training.metrics.metric import Average, Averaged, OfClasses, States, Task, ratio
 
 __all__ = [
@@ -62,7 +62,7 @@ class Accuracy(Averaged):
         top_k: int = 1,
     ) -> None:
         super().__init__(task, average=average, threshold=threshold, ignore_index=ignore_index)
-        check_whole(self, "top_k", top_k, 1)
+        check_integer(self, "top_k", top_k, 1)
         if top_k > 1 and task != "multiclass":
             raise GraphError(
                 f"Accuracy: top_k={top_k}, task={task!r}; valid with task='multiclass' alone"

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.arguments import check_integer, check_number
 
 __all__ = [
     "Averaged",
@@ -121,7 +121,7 @@ class OfClasses(Metric):
             )
         check_number(self, "threshold", threshold, 0, 1)
         if ignore_index is not None:
-            check_whole(self, "ignore_index", ignore_index, -(1 << 53))
+            check_integer(self, "ignore_index", ignore_index, -(1 << 53))
         self.task, self.threshold, self.ignore_index = task, threshold, ignore_index
 
     def seen(self, output: Any, target: Any) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from minidnn.errors import GraphError, did_you_mean
 from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, sqrt, where
 from minidnn.graph.symbolic import pointwise
-from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.arguments import check_integer, check_number
 from minidnn.training.optim.adaptive import Moments
 from minidnn.training.optim.optimizer import Optimizer, Update, squared
 
@@ -190,7 +190,7 @@ class Muon(Optimizer):
         super().__post_init__()
         check_number(self, "momentum", self.momentum, 0, 1)
         check_number(self, "eps", self.eps, 0)
-        check_whole(self, "ns_steps", self.ns_steps, 1)
+        check_integer(self, "ns_steps", self.ns_steps, 1)
         if len(self.ns_coefficients) != 3:
             raise GraphError(
                 f"Muon: ns_coefficients={self.ns_coefficients!r:.80}; valid are three numbers"

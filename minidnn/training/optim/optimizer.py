@@ -23,7 +23,7 @@ from minidnn.graph.ir import State, Value
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import Trace, apply
 from minidnn.graph.types import TensorType
-from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.arguments import check_integer, check_number
 from minidnn.weights.trained import state_name
 
 __all__ = [
@@ -263,7 +263,7 @@ class LossScale:
         check_number(self, "initial", self.initial, _LEAST)
         check_number(self, "growth", self.growth, 1)
         check_number(self, "backoff", self.backoff, 0, 1)
-        check_whole(self, "every", self.every, 1)
+        check_integer(self, "every", self.every, 1)
         if not self.backoff:
             raise GraphError(f"LossScale: backoff={self.backoff!r}; valid is a number above 0")
 

@@ -8,7 +8,7 @@ from math import inf, isnan
 from typing import Any, Literal
 
 from minidnn.errors import GraphError, did_you_mean
-from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.arguments import check_integer, check_number
 from minidnn.training.callbacks import Callback
 from minidnn.training.optim.optimizer import Optimizer
 
@@ -61,8 +61,8 @@ class ReduceOnPlateau(Callback):
         check_number(self, "factor", factor, 0, 1)
         if factor == 1:
             raise GraphError("ReduceOnPlateau: factor=1; valid is a number below 1")
-        check_whole(self, "patience", patience, 0)
-        check_whole(self, "cooldown", cooldown, 0)
+        check_integer(self, "patience", patience, 0)
+        check_integer(self, "cooldown", cooldown, 0)
         for name, value in (("threshold", threshold), ("min_lr", min_lr), ("eps", eps)):
             check_number(self, name, value, 0)
         if threshold_mode not in ("rel", "abs"):

@@ -8,7 +8,7 @@ from math import cos, pi
 from typing import Any, Literal
 
 from minidnn.errors import GraphError
-from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.arguments import check_integer, check_number
 
 __all__ = [
     "ConstantRate",
@@ -51,7 +51,7 @@ class RateSchedule:
 
     def __post_init__(self) -> None:
         check_number(self, "lr", self.lr, 0)
-        check_whole(self, "warmup", self.warmup, 0)
+        check_integer(self, "warmup", self.warmup, 0)
 
     def __call__(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -97,7 +97,7 @@ class StepDecay(RateSchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(self, "every", self.every, 1)
+        check_integer(self, "every", self.every, 1)
         check_number(self, "factor", self.factor, 0)
 
     def after(self, step: int) -> float:
@@ -131,7 +131,7 @@ class MultiStep(RateSchedule):
                 f"MultiStep: milestones={self.milestones!r:.80}; valid is a sequence of ints"
             )
         for i, step in enumerate(self.milestones):
-            check_whole(self, f"milestones[{i}]", step, 0)
+            check_integer(self, f"milestones[{i}]", step, 0)
 
     def after(self, step: int) -> float:
         return self.lr * float(self.factor) ** sum(step >= each for each in self.milestones)
@@ -160,7 +160,7 @@ class Exponential(RateSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number(self, "factor", self.factor, 0)
-        check_whole(self, "every", self.every, 1)
+        check_integer(self, "every", self.every, 1)
 
     def after(self, step: int) -> float:
         return self.lr * float(self.factor) ** (step / self.every)
@@ -175,7 +175,7 @@ class _Ending(RateSchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(self, "steps", self.steps, self.warmup + 1)
+        check_integer(self, "steps", self.steps, self.warmup + 1)
         check_number(self, "end", self.end, 0)
 
     def after(self, step: int) -> float:
@@ -277,7 +277,7 @@ class OneCycle(RateSchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(self, "steps", self.steps, 2)
+        check_integer(self, "steps", self.steps, 2)
         check_number(self, "rise", self.rise, 0, 1)
         check_number(self, "start", self.start, 1)
         check_number(self, "last", self.last, 1)
@@ -320,8 +320,8 @@ class CosineRestarts(RateSchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(self, "period", self.period, 1)
-        check_whole(self, "grow", self.grow, 1)
+        check_integer(self, "period", self.period, 1)
+        check_integer(self, "grow", self.grow, 1)
         check_number(self, "end", self.end, 0)
 
     def after(self, step: int) -> float:
@@ -365,9 +365,9 @@ class Cyclic(RateSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number(self, "top", self.top, self.lr)
-        check_whole(self, "up", self.up, 1)
+        check_integer(self, "up", self.up, 1)
         if self.down is not None:
-            check_whole(self, "down", self.down, 1)
+            check_integer(self, "down", self.down, 1)
         check_number(self, "factor", self.factor, 0)
         if self.mode not in ("triangular", "triangular2", "exp_range"):
             raise GraphError(
@@ -420,7 +420,7 @@ class InTurn:
                 "schedules"
             )
         for i, each in enumerate(ends):
-            check_whole(self, f"milestones[{i}]", each, ends[i - 1] + 1 if i else 0)
+            check_integer(self, f"milestones[{i}]", each, ends[i - 1] + 1 if i else 0)
 
     def __call__(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""

@@ -17,7 +17,7 @@ from minidnn.graph.operators import Add, Linear, ReLU
 from tests.sampling import every
 
 from .cases import conv
-from .harness import Built, Case, build, compile_all, inputs_of, reference, run
+from .harness import Case, ContractionExecutable, build, compile_all, inputs_of, reference, run
 
 DEEP = [
     Case("deep-3x3-odd-depth", (1, 535, 7, 7), 40, (3, 3), conv(pad=1), after=(ReLU(),)),
@@ -32,7 +32,7 @@ DEEP = [
 BOTH = pytest.mark.parametrize("isa", [AVX2, AVX512], ids=lambda isa: isa.name)
 
 
-def scheme_of(built: Built, isa: Isa, threads: int = 2) -> Scheme:
+def scheme_of(built: ContractionExecutable, isa: Isa, threads: int = 2) -> Scheme:
     source, *others, result = built.tensors
     batch = built.values[0].type.plane[0]
     problem = problem_of(built.parts, batch, source, tuple(others), result)
@@ -42,7 +42,7 @@ def scheme_of(built: Built, isa: Isa, threads: int = 2) -> Scheme:
 @BOTH
 def test_who_asks_often(isa: Isa) -> None:
     def often(*args: object, **kwargs: object) -> bool:
-        return scheme_of(build(Case("case", *args, **kwargs), isa), isa).asks_often  # type: ignore[arg-type]
+        return scheme_of(build(Case("case", *args, **kwargs), isa), isa).prefetches_often  # type: ignore[arg-type]
 
     # AVX2's tiles are smaller: at 7x7 more of them share weights, and take twice as long.
     assert often((1, 512, 7, 7), 512, (3, 3), conv(pad=1)) == (isa is AVX512)
@@ -60,9 +60,9 @@ def test_the_tiles_of_a_block_ask_for_as_much_as_they_use(isa: Isa) -> None:
         built = build(case, isa)
         for scheme in schemes_for(scheme_of(built, isa).problem, False, isa):
             used = scheme.unit * scheme.tile.vectors * isa.lanes // 16
-            asked = scheme.lines_of_turn * scheme.tiles
+            asked = scheme.lines_per_iteration * scheme.tiles
             assert used <= asked, f"{case}: {scheme}"
-            if scheme.asks_often:
+            if scheme.prefetches_often:
                 seen += 1
                 assert asked < used + scheme.tiles * scheme.unit // OFTEN, f"{case}: {scheme}"
     assert seen > 20
@@ -100,7 +100,7 @@ def test_bits_do_not_depend_on_how_often_weights_are_asked_for(isa: Isa, monkeyp
     cases = [replace(case, name=case.name[:-1]) for case in DEEP]
     often = [build(case, isa) for case in cases]
     results = [run(b, k, inputs_of(b)) for b, k in zip(often, compile_all(often, isa), strict=True)]
-    monkeypatch.setattr(Scheme, "asks_often", False)
+    monkeypatch.setattr(Scheme, "prefetches_often", False)
     seldom = [build(case, isa) for case in cases]
     differ = 0
     for b, c, kernels, result in zip(often, seldom, compile_all(seldom, isa), results, strict=True):

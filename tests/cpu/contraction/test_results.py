@@ -11,9 +11,17 @@ from minidnn.backends.cpu.isa import ISAS
 from tests.sampling import each_on_one, on
 
 from .cases import CASES
-from .harness import Built, build, compile_all, inputs_of, largest_error, reference, run
+from .harness import (
+    ContractionExecutable,
+    build,
+    compile_all,
+    inputs_of,
+    largest_error,
+    reference,
+    run,
+)
 
-Ready = dict[str, tuple[Built, list[NativeFunction]]]
+Ready = dict[str, tuple[ContractionExecutable, list[NativeFunction]]]
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cpu.compilers.kernels import compile_kernels
-from minidnn.backends.cpu.contraction.dot_product.pack import packed_pairs
-from minidnn.backends.cpu.contraction.dot_product.scheme import choose_dots
+from minidnn.backends.cpu.contraction.dot_product.pack import pack_bf16
+from minidnn.backends.cpu.contraction.dot_product.scheme import choose_dot_product
 from minidnn.backends.cpu.contraction.problem import BlockedView, Problem
 from minidnn.backends.cpu.contraction.scheme import Scheme, Tile, split_vectors
 from minidnn.backends.cpu.contraction.weights import packed_weights
@@ -109,13 +109,13 @@ def test_pairs_of_weights(
     if packing == "features":
         view = BlockedView(inputs, 0, 0, inputs, 0, inputs, "bfloat16")
     made = replace(problem(groups, outputs, inputs, kernel), source=view, factors="bfloat16")
-    scheme = choose_dots(made, AVX512_BF16, threads)
+    scheme = choose_dot_product(made, AVX512_BF16, threads)
     assert scheme.packing == packing and (scheme.merged > 1) == (groups > 3)
     shape = (groups * outputs, inputs, kernel, kernel)
     weight = np.random.default_rng(0).standard_normal(shape, np.float32)
     bits = to_bits(weight, "bfloat16")
-    known = packed_pairs(Constant(TensorType(shape, "bfloat16"), "weight", weight), scheme)
-    packed = packed_pairs(Value(TensorType(shape, "bfloat16"), "weight"), scheme)
+    known = pack_bf16(Constant(TensorType(shape, "bfloat16"), "weight", weight), scheme)
+    packed = pack_bf16(Value(TensorType(shape, "bfloat16"), "weight"), scheme)
     assert isinstance(packed, Packed)
     found = written_by_kernel(packed, 16, threads, bits)
     np.testing.assert_array_equal(found.view(np.uint16), np.asarray(known()).reshape(-1))

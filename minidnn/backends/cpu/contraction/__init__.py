@@ -13,7 +13,7 @@ from .algorithms import (
     refusals,
     work_of,
 )
-from .integer_fallback import multiplies_bytes, print_integer, why_not_behind, why_not_in_blocks
+from .integer_fallback import multiplies_int8, print_integer, why_not_epilogue, why_not_in_blocks
 from .problem import why_unsupported
 
 __all__ = [
@@ -23,13 +23,13 @@ __all__ = [
     "Question",
     "choose_by_price",
     "choose_for_any_size",
-    "multiplies_bytes",
+    "multiplies_int8",
     "print_choice",
     "print_contraction",
     "print_integer",
     "question_of",
     "refusals",
-    "why_not_behind",
+    "why_not_epilogue",
     "why_not_in_blocks",
     "why_unsupported",
     "work_of",

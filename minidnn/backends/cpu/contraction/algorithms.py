@@ -22,9 +22,9 @@ from ..tensor import Tensor
 from .choose import NOMINAL_THREADS, Algorithm, nominal_speed, scheme_for_any_size
 from .direct import Direct
 from .dot_product.kernel import DotProduct
-from .dot_product.scheme import choose_dots
+from .dot_product.scheme import choose_dot_product
 from .problem import Problem, problem_of
-from .vnni import Vnni, choose_quads
+from .vnni import Vnni, choose_vnni
 from .winograd.algorithm import Winograd
 from .winograd.scheme import F2, F4
 
@@ -124,7 +124,7 @@ def choose_for_any_size(question: Question) -> Choice:
     problem, isa = question.problem, question.isa
     arguments = problem, question.has_prologue, isa, question.accuracy
     usable = {type(algorithm): algorithm for algorithm in usable_algorithms(*arguments)}
-    for kind, choose in ((DotProduct, choose_dots), (Vnni, choose_quads)):
+    for kind, choose in ((DotProduct, choose_dot_product), (Vnni, choose_vnni)):
         if kind in usable:
             return Choice(usable[kind], choose(problem, isa, question.threads, any_size=True))
     direct = Direct(compensated=question.accuracy == "high")

@@ -292,7 +292,7 @@ class _Kernel:
         x = f"{base} + {row_in} * {x_row} + {column_in} * {across * read.column}"
         # The tiles of a block share the prefetches of its next weights, of which the last tiles may
         # have none left.  A block's only tile prefetches at a fixed distance, if at all.
-        far = "NULL" if scheme.reads_on else f"{weights} + {AHEAD_FLOATS}"
+        far = "NULL" if scheme.uses_hardware_prefetch else f"{weights} + {AHEAD_FLOATS}"
         code.line(
             f"const uniform float * uniform later = {number('one_tile', int(scheme.tiles == 1))}"
             f" ? {far} : ahead < asked ? ahead : NULL;"
@@ -320,7 +320,7 @@ class _Kernel:
             size = scheme.kept_floats(rows, columns, vectors)
             code.line(f"kept += {size} * {number('several_chunks', int(scheme.several_chunks))};")
         iterations = (scheme.chunk or scheme.steps) * problem.kernel[0] * problem.kernel[1]
-        shift = iterations * scheme.lines_of_turn * LINE_FLOATS
+        shift = iterations * scheme.lines_per_iteration * LINE_FLOATS
         code.line(f"ahead += {number('ahead_shift', shift if scheme.tiles > 1 else 0)};")
 
     def _tap_rows(self, rows: int, row: str) -> None:

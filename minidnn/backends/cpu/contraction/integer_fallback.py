@@ -23,7 +23,7 @@ from ....fusion.contraction import Parts, parts_of, why_not_point_by_point
 from ....fusion.region import FusedContraction
 from ....fusion.stacks import reads_otherwise
 from ....graph.ir import Constant, Graph, Node, Value
-from ....graph.operator import Contraction, is_whole_product
+from ....graph.operator import Contraction, is_integer_product
 from ....graph.operators import Conv2d, Linear
 from ....graph.types import BYTES
 from ...codegen.code import Code
@@ -67,7 +67,7 @@ def why_not_in_blocks(parts: Parts, isa: Isa) -> str | None:
     return "its groups have few channels, and a bias" if parts.node.inputs[2:] else None
 
 
-def why_not_behind(contraction: Node, node: Node) -> str | None:
+def why_not_epilogue(contraction: Node, node: Node) -> str | None:
     """Why ``node`` cannot be the epilogue of an integer contraction; None if it can."""
     if (reason := why_not_point_by_point(contraction, node)) is not None:
         return reason
@@ -80,11 +80,11 @@ def why_not_behind(contraction: Node, node: Node) -> str | None:
     return reads_otherwise(node)
 
 
-def multiplies_bytes(graph: Graph) -> bool:
+def multiplies_int8(graph: Graph) -> bool:
     """Whether a graph has integer contractions, for which there are special instructions."""
     contractions = (n for n in graph.nodes if isinstance(n.op, (Contraction, FusedContraction)))
     nodes = (parts_of(node).node for node in contractions)
-    return any(is_whole_product(*(value.type for value in node.inputs)) for node in nodes)
+    return any(is_integer_product(*(value.type for value in node.inputs)) for node in nodes)
 
 
 def print_integer(parts: Parts, isa: Isa, any_size: bool = False) -> PrintedContraction:

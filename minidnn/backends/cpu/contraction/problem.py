@@ -12,7 +12,7 @@ from math import prod
 
 from ....fusion.contraction import Parts
 from ....graph.ir import Value
-from ....graph.operator import is_whole_product
+from ....graph.operator import is_integer_product
 from ....graph.operators import Conv2d, Linear
 from ....graph.types import FLOATS, TensorType
 from ..tensor import ELEMENTS, Element, Tensor
@@ -264,7 +264,7 @@ def _linear(
 
 def why_unsupported(parts: Parts) -> str | None:
     """Why no kernel here computes these parts; None if one does."""
-    if is_whole_product(*(value.type for value in parts.node.inputs)):
+    if is_integer_product(*(value.type for value in parts.node.inputs)):
         return why_not_integer(parts)
     if not isinstance(parts.node.op, (Conv2d, Linear)):
         return f"{parts.node.op.name} is no convolution or linear layer"
@@ -275,7 +275,7 @@ def why_unsupported(parts: Parts) -> str | None:
             return f"an operand is {type.dtype}; valid are {', '.join(valid)}"
     output = parts.node.output
     for operation in (*parts.prologue, *parts.epilogue):
-        if operation.window is not None or operation.is_join:
+        if operation.window is not None or operation.is_concat:
             return f"{operation.output.name} is not computed element by element"
     for operation in parts.epilogue:
         if operation.output.shape != output.shape:

@@ -137,7 +137,7 @@ STREAMED_BYTES = 16 << 20
 """Results of this size do not stay in the last-level cache until they are read."""
 
 OFTEN = 2
-"""Channels between two prefetches of weights that few tiles share; see ``asks_often``."""
+"""Channels between two prefetches of weights that few tiles share; see ``prefetches_often``."""
 
 AHEAD_FLOATS = 2048
 """Prefetch distance, in floats, of weights that are read only once."""
@@ -386,7 +386,7 @@ class Scheme:
         return -(-self.block // self.tile.rows) * -(-self.problem.out[1] // self.tile.columns)
 
     @property
-    def asks_often(self) -> bool:
+    def prefetches_often(self) -> bool:
         """Whether a tile prefetches later weights several times per iteration of its inner loop.
 
         Where few tiles share weights, these must arrive nearly at the bandwidth of memory.  Then
@@ -398,7 +398,7 @@ class Scheme:
         return self._lines_used * OFTEN >= self.unit * self.tiles
 
     @property
-    def reads_on(self) -> bool:
+    def uses_hardware_prefetch(self) -> bool:
         """Whether a tile that shares its weights with no other leaves them to hardware prefetch.
 
         A tile of one pixel does little but read weights in order.  Then Zen 3 reads 1.12 times as
@@ -417,7 +417,7 @@ class Scheme:
         return max(1, -(-self._lines_used // (self.tiles * self._prefetches_of_turn)))
 
     @property
-    def lines_of_turn(self) -> int:
+    def lines_per_iteration(self) -> int:
         """Cache lines that a tile prefetches in each iteration of its inner loop."""
         return self.lines_ahead * self._prefetches_of_turn
 
@@ -429,10 +429,10 @@ class Scheme:
     @property
     def _prefetches_of_turn(self) -> int:
         """How often a tile prefetches in each iteration of its inner loop."""
-        return self.unit // OFTEN if self.asks_often else 1
+        return self.unit // OFTEN if self.prefetches_often else 1
 
     @property
-    def inputs_ahead(self) -> bool:
+    def prefetches_inputs(self) -> bool:
         """Whether a tile prefetches the inputs of the next one.
 
         Packed inputs are in a cache already, and where many groups of channels read a block, one

@@ -195,7 +195,7 @@ class _Sums:
         """Prints one tap: each channel of each pixel times the weights of all vectors."""
         code, scheme = self.code, self.scheme
         self._prefetch_inputs()
-        if not scheme.asks_often or channels % OFTEN:
+        if not scheme.prefetches_often or channels % OFTEN:
             self._prefetch_weights("l2")
             self._channels(channels, "xi")
             return
@@ -254,7 +254,7 @@ class _Sums:
     def _prefetch_inputs(self) -> None:
         """Prints prefetches of the next tile's inputs."""
         scheme, code = self.scheme, self.code
-        if scheme.inputs_ahead:
+        if scheme.prefetches_inputs:
             size = self.rows * self.columns
             shift = size * scheme.problem.stride[1] * scheme.read.column
             for p in range(size):

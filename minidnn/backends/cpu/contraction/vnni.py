@@ -82,7 +82,7 @@ def _row_terms(problem: Problem) -> int:
     return 4 if planar and problem.inputs == 3 else problem.inputs
 
 
-def packing_of_quads(problem: Problem, lanes: int) -> Packing | None:
+def vnni_packing(problem: Problem, lanes: int) -> Packing | None:
     """How inputs are packed; None if no packing here supports their layout."""
     packing = packing_of(problem, lanes)
     if packing != "unrolled":
@@ -92,14 +92,14 @@ def packing_of_quads(problem: Problem, lanes: int) -> Packing | None:
 
 
 @lru_cache(4096)
-def choose_quads(problem: Problem, isa: Isa, threads: int, any_size: bool = False) -> VnniScheme:
+def choose_vnni(problem: Problem, isa: Isa, threads: int, any_size: bool = False) -> VnniScheme:
     """The scheme with the least predicted time; ``any_size``: see :class:`.DotScheme`."""
-    return cheapest(quad_schemes(problem, isa, any_size), threads)
+    return cheapest(vnni_schemes(problem, isa, any_size), threads)
 
 
-def quad_schemes(problem: Problem, isa: Isa, any_size: bool = False) -> Iterator[VnniScheme]:
+def vnni_schemes(problem: Problem, isa: Isa, any_size: bool = False) -> Iterator[VnniScheme]:
     """Yields schemes with blocks of all sizes that fit the cache, or with one of the smallest."""
-    packing = packing_of_quads(problem, isa.lanes)
+    packing = vnni_packing(problem, isa.lanes)
     assert packing is not None
     tiles = isa.quads == "tiles"
     yield from schemes_of(VnniScheme, problem, isa, packing, tiles, any_size=any_size)
@@ -283,7 +283,7 @@ def packed_zero(parts: Parts) -> int:
     return parts.node.op.zero + (128 if parts.source.dtype == "int8" else 0)
 
 
-def packed_quads(weight: Value, scheme: VnniScheme) -> partial[Array]:
+def pack_int8(weight: Value, scheme: VnniScheme) -> partial[Array]:
     """Weights (O, I, KH, KW) or (O, I) in int8, in the layout of
     :func:`.dot_product.pack.packed_words`.
 
@@ -354,18 +354,16 @@ class Vnni(DotProduct):
         return None
 
     def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> VnniScheme:
-        return choose_quads(problem, isa, threads)
+        return choose_vnni(problem, isa, threads)
 
     def schemes(
         self, problem: Problem, has_prologue: bool, isa: Isa, threads: int
     ) -> Iterable[VnniScheme]:
-        return quad_schemes(problem, isa)
+        return vnni_schemes(problem, isa)
 
     def print(self, parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
         assert isinstance(scheme, VnniScheme)
         weight, zero = parts.node.inputs[1], packed_zero(parts)
         starts = partial(_starts, parts.node.inputs[1:], zero, scheme.of_weights())
         packer = VnniPacker(parts, scheme, SchemeNumbers(scheme, QUAD_NUMBERS, zero))
-        return print_products(
-            parts, scheme, threads, packer, (packed_quads(weight, scheme), starts)
-        )
+        return print_products(parts, scheme, threads, packer, (pack_int8(weight, scheme), starts))

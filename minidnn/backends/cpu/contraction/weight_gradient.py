@@ -127,7 +127,7 @@ def print_weight_gradient(
     if scheme.parts == 1:
         return Staged((first,))
     reduction = _Sums(op, scheme, batch, x, gradient)
-    text = reduction.print_joining()
+    text = reduction.print_partial_sum_reduction()
     second = Stage(
         KernelSource.named("join_weight_gradient", text),
         (Workspace(0), 2, reduction.numbers.pack),
@@ -197,7 +197,7 @@ class _Sums:
                 if scheme.parts == 1:
                     code.line(f"@_store(numbers, sums, y, t % {tasks});")
 
-    def print_joining(self) -> str:
+    def print_partial_sum_reduction(self) -> str:
         """Prints the kernel that adds the partial sums of split-K."""
         code = self.code
         self._store()

@@ -128,7 +128,7 @@ def use_runner(library: SharedObject) -> None:
             _runners[()] = library
 
 
-def why_not_there() -> str | None:
+def why_no_runner() -> str | None:
     """Why the runner cannot be had without a C compiler; None if it can."""
     from ..compilers.build_runner import why_not_cached
 

@@ -23,7 +23,7 @@ import numpy as np
 from ...._forks import ForkLock
 from ....errors import OutOfMemoryError
 from ....graph.operators import SumOverRanks
-from ....graph.operators.ranks import meeting_of
+from ....graph.operators.ranks import process_group_of
 from ....graph.types import TensorType, numpy_dtype
 from ....runtime.cores import usable_cores
 from ....runtime.operand import Operand
@@ -344,7 +344,7 @@ class HostSum:
             result[...] = _array(pointers[i], type)
             sums.append(result)
         if self.op.ranks > 1:
-            meeting_of(self.op.ranks).add(sums)
+            process_group_of(self.op.ranks).add(sums)
 
 
 def _array(address: int, type: TensorType) -> np.ndarray:

@@ -108,7 +108,7 @@ class LoadedProgram(TableProgram):
         return self._constants.nbytes
 
 
-def why_not_here(architecture: str, document: dict[str, Any]) -> str | None:
+def why_not_loadable(architecture: str, document: dict[str, Any]) -> str | None:
     """Why a stored program cannot run on this machine with this runner ("is for ..."); None if it
     can."""
     isa = any_isa_named(architecture)

@@ -26,7 +26,7 @@ from ....graph.types import BYTES, TensorType
 from ....kernels.ir import Kernel
 from ....kernels.ops import elementwise, region
 from ....kernels.ops.pitched import Pitched
-from ....kernels.ops.planes import Planes
+from ....kernels.ops.planes import PlaneStrides
 from ....kernels.render.ispc import render
 from ....kernels.schedule import AxisSchedule
 from ...codegen.kernel import KernelSource
@@ -145,9 +145,9 @@ def print_for_any_size(
         lanes: of a vector register.
         channel: the first channel that it writes in the tensors of its outputs.
     """
-    schedule = replace(SCHEDULE, lanes=lanes, keeps_ones=True)
+    schedule = replace(SCHEDULE, lanes=lanes, keeps_unit_sizes=True)
 
-    def lie(value: Value) -> Planes:
+    def lie(value: Value) -> PlaneStrides:
         planes = _planes(tensors(value))
         is_output = value in body.outputs
         return _part(planes, channel, value.type.plane[1]) if is_output else planes
@@ -157,13 +157,13 @@ def print_for_any_size(
     return shaped(kernel), values
 
 
-def _planes(x: Tensor) -> Planes:
+def _planes(x: Tensor) -> PlaneStrides:
     row = x.columns * x.block
     strides = x.image, x.plane, row, x.block
-    return Planes(x.dtype, x.channels, x.rows, x.columns, *strides, block=x.block)
+    return PlaneStrides(x.dtype, x.channels, x.rows, x.columns, *strides, block=x.block)
 
 
-def _part(whole: Planes, channel: int, channels: int) -> Planes:
+def _part(whole: PlaneStrides, channel: int, channels: int) -> PlaneStrides:
     """The view of ``channels`` channels from ``channel`` on; it includes the padding lanes if it
     ends with the last channel."""
     block, first_lane = divmod(channel, whole.block)

@@ -37,7 +37,7 @@ FEW_ROWS = 64
 """With more rows, packing the weight is a small part of the time."""
 
 
-def reads_weight_as_it_lies(node: Node, accuracy: str) -> bool:
+def reads_weight_unpacked(node: Node, accuracy: str) -> bool:
     """Whether a node is a linear layer of few rows that reads its weight unpacked."""
     if not isinstance(node.op, Linear) or isinstance(node.inputs[1], Constant):
         return False

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ....fusion.plan import KernelPlan
-from ....graph.window import JOINS, JoinName, Window, WindowAxis
+from ....graph.window import COMBINERS, CombinerName, Window, WindowAxis
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC, literal
 from ...codegen.kernel import shared_function
-from ...codegen.taps import is_looped, join_text, print_count
+from ...codegen.taps import combine_text, is_looped, print_count
 from ..tensor import ELEMENTS, Access, Element
 
 CARRIED = 8
@@ -32,9 +32,9 @@ CARRIED_SUMS = 4
 again in variables (fusion.sequence overwrites what such windows read)."""
 
 
-def print_identity(join: JoinName) -> str:
+def print_identity(join: CombinerName) -> str:
     """The identity of a reduction: the value of padding, which changes no result."""
-    return literal(JOINS[join].identity)
+    return literal(COMBINERS[join].identity)
 
 
 @dataclass
@@ -67,7 +67,7 @@ class WindowPrinter:
     def _carried(self) -> int:
         """How many columns of one output's window are kept for the next output; 0 for none."""
         axis = self.window.whole[1]
-        widest = CARRIED if self.window.joins.chooses else CARRIED_SUMS
+        widest = CARRIED if self.window.combiner.chooses else CARRIED_SUMS
         if axis.dilation > 1 or axis.kernel > widest:
             return 0
         return max(0, axis.kernel - axis.stride)
@@ -85,7 +85,7 @@ class WindowPrinter:
         for column in columns:
             if column >= carried:
                 self._take(column)
-        if self.window.joins.chooses:
+        if self.window.combiner.chooses:
             results = [self._maxima(row, count) for row in range(self.rows)]
         else:
             results = self._sums(count)
@@ -98,13 +98,13 @@ class WindowPrinter:
         return results
 
     def _names(self, column: int) -> list[str]:
-        if self.window.joins.chooses:
+        if self.window.combiner.chooses:
             return [f"m{row}_{column}" for row in range(self.rows)]
         return [f"e{row}_{column}" for row in self.taken_rows]
 
     def _take(self, column: int) -> None:
         """Loads a column of elements; for a maximum, reduces it for each row of outputs."""
-        if not self.window.joins.chooses:
+        if not self.window.combiner.chooses:
             for row, name in zip(self.taken_rows, self._names(column), strict=True):
                 self.code.line(f"float {name} = {self.load(row, column)};")
             return
@@ -145,7 +145,7 @@ class WindowPrinter:
     def _join(self, a: str, b: str) -> str:
         if self.fast and self.window.join == "max":
             return f"({a} > {b} ? {a} : {b})"
-        return join_text(ISPC, self.window.joins, a, b)
+        return combine_text(ISPC, self.window.combiner, a, b)
 
     def _sums(self, count: int) -> list[list[str]]:
         """Adds the taps of each row, once for all outputs that read it, then the rows."""
@@ -204,7 +204,7 @@ class Storage:
     #: Margin columns before and after each row; they hold the identity of ``join``.
     before: int = 0
     after: int = 0
-    join: JoinName | None = None
+    join: CombinerName | None = None
 
     @property
     def pitch(self) -> int:

@@ -21,7 +21,7 @@ from ....fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep,
 from ....fusion.region import FusedSequence
 from ....fusion.sequence import Schedule
 from ....graph.operator import Windowed
-from ....graph.window import JOINS
+from ....graph.window import COMBINERS
 from ...codegen.code import Code
 from ...codegen.dialect import literal
 from ...codegen.kernel import KernelSource
@@ -154,7 +154,7 @@ class _Printer:
 
     @property
     def _buffers_offset(self) -> int:
-        return self.lanes + len(JOINS) * self._identity_floats
+        return self.lanes + len(COMBINERS) * self._identity_floats
 
     @property
     def _rows_offset(self) -> int:
@@ -171,7 +171,7 @@ class _Printer:
                 code.line("uniform float * uniform rows = (uniform float * uniform)md_scratch;")
                 size = self._identity_floats
                 with code.block(f"for (uniform int i = 0; i < {size}; i += {self.lanes})"):
-                    for k, join in enumerate(JOINS):
+                    for k, join in enumerate(COMBINERS):
                         at = self.lanes + k * size
                         code.line(f"rows[{at} + i + programIndex] = {print_identity(join)};")
             with code.block("for (uniform int item = md_begin; item < md_end; item++)"):
@@ -214,7 +214,7 @@ class _Printer:
             code.line("uniform float * uniform md_floats = (uniform float * uniform)md_scratch;")
             size = self._identity_floats
             for name, at in (
-                *((f"identity_{join}", lanes + k * size) for k, join in enumerate(JOINS)),
+                *((f"identity_{join}", lanes + k * size) for k, join in enumerate(COMBINERS)),
                 ("rows", self._rows_offset),
             ):
                 code.line(f"uniform float * uniform md_{name} = md_floats + {at};")

@@ -494,6 +494,6 @@ class StepPrinter:
             code.lines(lines)
             return name
 
-        loop = TapLoop(code, "uniform int", declare, assign, str, ISPC, window.joins)
+        loop = TapLoop(code, "uniform int", declare, assign, str, ISPC, window.combiner)
         extent = self.planes[under[0]].extent
         return TapPrinter(loop, window, extent, begin, compute_tap).print("y", f"{self.xb} + j")

@@ -37,8 +37,8 @@ class BackwardKernel(ContractionKernel):
         self._forward = forward
         self.name = f"backward {forward.name}"
         self.accuracies = forward.accuracies
-        self.adds_up = forward.adds_up
-        self.makes_front = forward.makes_front
+        self.fuses_reduction = forward.fuses_reduction
+        self.fuses_producer = forward.fuses_producer
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if _steps(problem):

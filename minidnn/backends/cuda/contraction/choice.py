@@ -1,4 +1,4 @@
-"""The executables of all contractions of a plan, by recipes that are remembered or measured.
+"""The executables of all contractions of a plan, by configurations that are remembered or measured.
 
 Work on the processor is concurrent (cuDNN builds engines while our kernels are compiled and
 constants made); a measurement has the GPU to itself.
@@ -14,15 +14,15 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ....cudnn.gpu_turn import turn
+from ....cudnn.gpu_lock import gpu_lock
 from ....gpu import cupy
 from ....runtime.cores import usable_cores
 from ..kernels import Launch
+from .config import ContractionExecutable, Core, build, core_of
 from .problem import ContractionProblem
-from .recipe import Built, Core, build, core_of
 from .tune import (
     Ahead,
-    RankedRecipes,
+    RankedConfigs,
     Tuning,
     again,
     certain,
@@ -49,8 +49,8 @@ _WORTH = 0.004
 may save this share of the time of all contractions: on EfficientNet-B0 a third of all may, and the
 others, which multiply a few numbers each, would save 0.7 % together."""
 _REMEMBERED = 2.0
-"""How many times as much it has to save where the recipe was remembered without it: the total time
-of the plan has become less since."""
+"""How many times as much it has to save where the configuration was remembered without it: the
+total time of the plan has become less since."""
 T = TypeVar("T")
 
 
@@ -69,7 +69,8 @@ class Choice:
     """Chooses how contractions are computed on the current device.
 
     The pool's threads build the cuDNN plans that are needed in any case while the caller has
-    :meth:`launches` compiled; :meth:`made` then measures the problems without a remembered recipe.
+    :meth:`launches` compiled; :meth:`made` then measures the problems without a remembered
+    configuration.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Choice:
         self._problems = list(self._counts)
         self._tuning = tuning
         self._pool = pool
-        self._known: dict[ContractionProblem, RankedRecipes] = {}
+        self._known: dict[ContractionProblem, RankedConfigs] = {}
         self._cores: dict[ContractionProblem, Future[Core]] = {}
         self._ahead: dict[ContractionProblem, Future[Ahead]] = {}
         if tuning.tune == "heuristic":
@@ -88,7 +89,7 @@ class Choice:
             ranking = recall(problem, tuning)
             if ranking is not None:
                 self._known[problem] = ranking
-                if ranking.recipes[0].form.kernel is None:
+                if ranking.configs[0].algorithm.kernel is None:
                     self._cores[problem] = self._begin(self._core, problem)
         for problem in self._missing()[:_AT_ONCE]:
             self._ahead[problem] = self._begin(self._certain, problem)
@@ -99,11 +100,11 @@ class Choice:
         tuning = self._tuning
         for problem in self._problems:
             known = self._known.get(problem)
-            recipe = tuning.taken.get(problem) if known is None else known.recipes[0]
-            launches += launches_of(problem, tuning.machine, recipe)
+            config = tuning.taken.get(problem) if known is None else known.configs[0]
+            launches += launches_of(problem, tuning.machine, config)
         return launches
 
-    def made(self) -> dict[ContractionProblem, Built]:
+    def made(self) -> dict[ContractionProblem, ContractionExecutable]:
         """Returns the fastest executable of each contraction within the workspace limit.
 
         UnsupportedError if cuDNN has no way, OutOfMemoryError if all take too much workspace.
@@ -115,35 +116,35 @@ class Choice:
             executables = {problem: built for problem, built in recalled if built is not None}
             others = [problem for problem in self._problems if problem not in executables]
             return executables | self._side_by_side(lambda problem: first(problem, tuning), others)
-        ranked: dict[ContractionProblem, list[Built]]
+        ranked: dict[ContractionProblem, list[ContractionExecutable]]
         ranked = {problem: [self._remembered(problem)] for problem in self._known}
         ranked |= self._measured(self._missing())
         ranked |= self._compiled(ranked)
         return {problem: ranking[0] for problem, ranking in ranked.items()}
 
     def _missing(self) -> list[ContractionProblem]:
-        """The problems without a remembered recipe."""
+        """The problems without a remembered configuration."""
         return [problem for problem in self._problems if problem not in self._known]
 
     def _core(self, problem: ContractionProblem) -> Core:
-        """Builds the core of a remembered recipe."""
+        """Builds the core of a remembered configuration."""
         tuning = self._tuning
-        recipe, limit = self._known[problem].recipes[0], tuning.limit(problem)
-        return core_of(problem, recipe, limit, tuning.machine, tuning.load)
+        config, limit = self._known[problem].configs[0], tuning.limit(problem)
+        return core_of(problem, config, limit, tuning.machine, tuning.load)
 
     def _certain(self, problem: ContractionProblem) -> Ahead:
         return certain(problem, self._tuning)
 
-    def _remembered(self, problem: ContractionProblem) -> Built:
-        """Builds the executable of a remembered recipe, whose core may be in progress."""
+    def _remembered(self, problem: ContractionProblem) -> ContractionExecutable:
+        """Builds the executable of a remembered configuration, whose core may be in progress."""
         future = self._cores.get(problem)
         core = self._core(problem) if future is None else future.result()
-        recipe = self._known[problem].recipes[0]
-        return build(problem, recipe, core, self._tuning.machine, self._tuning.load)
+        config = self._known[problem].configs[0]
+        return build(problem, config, core, self._tuning.machine, self._tuning.load)
 
     def _measured(
         self, problems: Sequence[ContractionProblem]
-    ) -> dict[ContractionProblem, list[Built]]:
+    ) -> dict[ContractionProblem, list[ContractionExecutable]]:
         """Races our kernels among themselves, then the fastest of them against cuDNN's engines."""
         tuning = self._tuning
         ahead = {problem: future.result() for problem, future in self._ahead.items()}
@@ -154,12 +155,12 @@ class Choice:
         )
 
     def _compiled(
-        self, ranked: Mapping[ContractionProblem, Sequence[Built]]
-    ) -> dict[ContractionProblem, list[Built]]:
+        self, ranked: Mapping[ContractionProblem, Sequence[ContractionExecutable]]
+    ) -> dict[ContractionProblem, list[ContractionExecutable]]:
         """Races the fastest again, against cuDNN's runtime-compiled engines, for those contractions
         where these may save enough of the total time to be worth building."""
         tuning = self._tuning
-        times = [n * (ranked[p][0].recipe.milliseconds or 0.0) for p, n in self._counts.items()]
+        times = [n * (ranked[p][0].config.milliseconds or 0.0) for p, n in self._counts.items()]
         worthwhile, promising = _WORTH * sum(times), []
         for problem, count in self._counts.items():
             known, fastest = self._known.get(problem), ranked[problem][0]
@@ -173,12 +174,12 @@ class Choice:
     def _raced(
         self,
         problems: Sequence[ContractionProblem],
-        make: Callable[[ContractionProblem], list[Built]],
+        make: Callable[[ContractionProblem], list[ContractionExecutable]],
         compiled: bool,
-    ) -> dict[ContractionProblem, list[Built]]:
+    ) -> dict[ContractionProblem, list[ContractionExecutable]]:
         """Builds the candidates of each problem by ``make``, some problems at a time, and measures
         them."""
-        ranked: dict[ContractionProblem, list[Built]] = {}
+        ranked: dict[ContractionProblem, list[ContractionExecutable]] = {}
         for begin in range(0, len(problems), _AT_ONCE):
             batch = problems[begin : begin + _AT_ONCE]
             # Building takes processor time; measuring has the GPU to itself.
@@ -186,7 +187,7 @@ class Choice:
             candidates = self._side_by_side(make, batch)
             count = sum(map(len, candidates.values()))
             log.info("built %d candidates in %.2f s", count, time.perf_counter() - start)
-            with turn(cupy().cuda.runtime.getDevice()):
+            with gpu_lock(cupy().cuda.runtime.getDevice()):
                 for problem, executables in candidates.items():
                     ranked[problem] = measured(problem, executables, self._tuning)
                     tried = compiled or any(map(compiles, executables))

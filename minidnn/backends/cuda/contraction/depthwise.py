@@ -254,7 +254,7 @@ class DepthwiseKernel(ContractionKernel):
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if problem.w.shape[1] != 1 or problem.gather is not None:
             return "its groups have more than one input channel"
-        if problem.is_whole:
+        if problem.is_integer:
             return "it multiplies bytes"
         if problem.planar or problem.x.channel != 1:
             return "its images are planar"

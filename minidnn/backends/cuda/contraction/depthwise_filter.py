@@ -20,8 +20,8 @@ from ..machine import Machine
 from ..prelude import TYPES
 from .depthwise import is_aligned
 from .kernel import ContractionKernel
-from .parts import filter_part_bytes, print_filter_total, total_arguments
 from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
+from .split_k import filter_part_bytes, print_filter_total, total_arguments
 from .text import source_of
 
 _ACCESS = 16  # bytes
@@ -63,7 +63,7 @@ class DepthwiseFilterKernel(ContractionKernel):
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if problem.w.shape[1] != 1 or problem.w.shape[0] != problem.x.channels:
             return "its groups have more than one channel"
-        if problem.is_whole:
+        if problem.is_integer:
             return "it multiplies bytes"
         if problem.planar or problem.x.channel != 1 or problem.y.channel != 1:
             return "its channels do not lie side by side"

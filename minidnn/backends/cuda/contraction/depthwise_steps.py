@@ -43,7 +43,7 @@ class DepthwiseStepsKernel(ContractionKernel):
         x, y = problem.x, problem.y
         if problem.w.shape[1] != 1 or problem.w.shape[0] != x.channels:
             return "its groups have more than one channel"
-        if problem.is_whole:
+        if problem.is_integer:
             return "it multiplies bytes"
         if problem.planar or x.channel != 1 or y.channel != 1:
             return "its channels do not lie side by side"

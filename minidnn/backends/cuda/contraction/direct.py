@@ -18,24 +18,24 @@ from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
 from ..pointwise import print_chain
-from ..tensor import has_whole_planes
+from ..tensor import has_contiguous_channels
 from .kernel import ContractionKernel
-from .parts import (
+from .problem import Addresses, ContractionProblem
+from .split_k import (
     MOST_DOWN,
     RESULT,
     Divisions,
     filled,
+    layout_names,
+    layout_numbers,
     part_bytes,
     pixels_of,
-    place_names,
-    place_numbers,
     planar_epilogue_of,
     print_total,
     result_numbers,
     total_numbers,
     without_stages,
 )
-from .problem import Addresses, ContractionProblem
 from .text import parameters_of, source_of, template
 
 _DEEP = 16
@@ -104,7 +104,7 @@ class DirectKernel(ContractionKernel):
             return "every tap would compute what comes before"
         if problem.groups != 1:
             return "it has groups"
-        if x.pixel != 1 or not all(map(has_whole_planes, (y, *problem.others))):
+        if x.pixel != 1 or not all(map(has_contiguous_channels, (y, *problem.others))):
             return "its planes have gaps"
         if max(problem.w.shape[2:]) > _MOST_TAPS:
             return f"its filters have more than {_MOST_TAPS} rows or columns"
@@ -186,7 +186,7 @@ def _sizes_of(problem: ContractionProblem, choice: int) -> tuple[list[int], list
         *(x.rows, x.columns, x.image, x.channel, x.row),
         *(rows * columns, rows, columns, *problem.dilation),
     ]
-    layouts = place_numbers(problem)
+    layouts = layout_numbers(problem)
     return ([*numbers, *layouts], []) if parts == 1 else (numbers, total_numbers(problem, parts))
 
 
@@ -227,7 +227,7 @@ def _product(problem: ContractionProblem, shape: DirectShape, parts: int) -> Lau
         if parts > 1
         else _RESULTS.replace("$EPILOGUE$", planar_epilogue_of(problem)),
     }
-    names = _PRODUCT if parts > 1 else (*_PRODUCT, *place_names(problem))
+    names = _PRODUCT if parts > 1 else (*_PRODUCT, *layout_names(problem))
     core_problem = without_stages(problem) if parts > 1 else problem
     text["PARAMETERS"] = parameters_of(core_problem, names, distances=False)
     source = source_of("direct.cu", text)

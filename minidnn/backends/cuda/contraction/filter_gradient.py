@@ -18,9 +18,10 @@ from math import prod
 from ....runtime.operand import KernelArgument
 from ..kernels import Launch
 from ..machine import Machine
-from ..tensor import has_whole_planes
+from ..tensor import has_contiguous_channels
 from .kernel import ContractionKernel
-from .parts import (
+from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
+from .split_k import (
     MOST_DOWN,
     Divisions,
     filled,
@@ -29,7 +30,6 @@ from .parts import (
     pixels_of,
     print_filter_total,
 )
-from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
 from .text import source_of, template
 
 _DEEP = 16
@@ -157,7 +157,7 @@ class FilterGradientKernel(ContractionKernel):
         depth = -(-_slabs(problem) // parts) * _DEEP
         rows, columns = y.rows, y.columns
         height, breadth = x.rows, x.columns
-        if problem.is_pointwise and has_whole_planes(x) and has_whole_planes(y):
+        if problem.is_pointwise and has_contiguous_channels(x) and has_contiguous_channels(y):
             # A plane is viewed as one row: threads reach the end of a row less often.
             rows, columns = height, breadth = 1, rows * columns
         return [

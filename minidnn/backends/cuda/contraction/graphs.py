@@ -57,7 +57,7 @@ def graph_of(problem: ContractionProblem, core: str, stages: int, output: Tensor
             stride=problem.stride,
             dilation=problem.dilation,
         )
-    if problem.is_whole:
+    if problem.is_integer:
         assert stages == len(problem.stages)
         value, stages = _add_stages(graph, problem, value), 0
     for number, stage in enumerate(problem.stages[:stages]):

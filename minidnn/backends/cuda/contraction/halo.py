@@ -19,27 +19,27 @@ from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
 from ..tensor import LANES, is_aligned, is_regular, step_of
-from . import sums_behind
-from .behind import SumsBehind
-from .kernel import ContractionKernel
-from .problem import Addresses, ContractionProblem
-from .sums_behind import (
-    join_of_parts,
+from . import epilogue_reduction_text
+from .epilogue_reduction import EpilogueReduction
+from .epilogue_reduction_text import (
     lay_vectors,
+    partial_sum_reduction,
     print_chunk,
     print_vectors,
     registers_of,
     rows_at_once,
-    tile_parts,
+    tile_partial_sums,
     totals_text,
 )
+from .kernel import ContractionKernel
+from .problem import Addresses, ContractionProblem
 from .text import (
     ARCH,
     epilogue_of,
     fill,
     hopper_text,
-    join_of,
     parameters_of,
+    reconvergence_barrier,
     source_of,
     template,
     vectors_of,
@@ -113,7 +113,7 @@ class HaloKernel(ContractionKernel):
     """A block keeps all its filters in shared memory; a choice is an index of :data:`HALOS`."""
 
     name = "halo"
-    adds_up = True
+    fuses_reduction = True
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         reason = why_not_line(problem, machine)
@@ -121,9 +121,11 @@ class HaloKernel(ContractionKernel):
             return reason
         if problem.gathered.channels // LANES % 2 and problem.dilation[1] > 1:
             return "an odd number of chunks of 8 channels, dilated"
-        if problem.behind is not None and (problem.behind.is_moments or not is_rounded(problem)):
+        if problem.reduction is not None and (
+            problem.reduction.is_moments or not is_rounded(problem)
+        ):
             return "what is behind it is no sum of results as they are written"
-        if (reason := sums_behind.why_not(problem)) is not None:
+        if (reason := epilogue_reduction_text.why_not(problem)) is not None:
             return reason
         if not self.choices(problem, machine):
             return f"filters and rows do not fit the shared memory of {machine.arch}"
@@ -159,8 +161,8 @@ class HaloKernel(ContractionKernel):
         room = machine.shared_bytes // blocks - 1024 * (blocks - 1)
         slabs = _most_slabs(problem, halo, room)
         _, channels, rows, columns = problem.w.shape
-        names = (*_NAMES, *_STRIDES, *sums_behind.names(problem))
-        results = sums_behind.parameters(problem)
+        names = (*_NAMES, *_STRIDES, *epilogue_reduction_text.names(problem))
+        results = epilogue_reduction_text.parameters(problem)
         parts = {
             "T": TYPES[problem.x.dtype],
             "N": halo.filters,
@@ -182,25 +184,31 @@ class HaloKernel(ContractionKernel):
             "TURNING": template("turn.cu"),
             "VECTORS": vectors_of(problem),
             **results_text(problem, halo.down),
-            "JOIN": join_of(problem),
+            "JOIN": reconvergence_barrier(problem),
         }
         _, _, across = _split(problem, halo, machine)
         source = source_of("halo.cu", parts, specific=True)
         grid = (across, _rounds(problem, halo), 1)
         first = Launch(source, grid, (halo.threads, 1, 1), _shared(problem, halo, slabs))
-        return [first] if problem.behind is None else [first, join_of_parts(problem, TILE, across)]
+        return (
+            [first]
+            if problem.reduction is None
+            else [first, partial_sum_reduction(problem, TILE, across)]
+        )
 
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[KernelArgument]]:
         first = (at.x, at.w, *at.others, *at.vectors, at.y)
-        return sums_behind.arguments(problem, first, at, self.numbers(problem, choice, machine))
+        return epilogue_reduction_text.arguments(
+            problem, first, at, self.numbers(problem, choice, machine)
+        )
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
-        if problem.behind is None:
+        if problem.reduction is None:
             return 0
         _, _, across = _split(problem, HALOS[choice], machine)
-        return tile_parts(problem, TILE, across).bytes
+        return tile_partial_sums(problem, TILE, across).bytes
 
     def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         x, y = problem.gathered, problem.y
@@ -217,7 +225,7 @@ class HaloKernel(ContractionKernel):
             problem.batch,
             *(x.rows, x.columns, x.image, x.row, x.pixel),
             *(y.rows, y.columns, step_of(y)),
-            *sums_behind.steps(problem),
+            *epilogue_reduction_text.steps(problem),
             *map(step_of, problem.others),
         ]
 
@@ -294,14 +302,14 @@ def _shared(problem: ContractionProblem, halo: Halo, slabs: int) -> int:
     ring = chunks * ((slabs + 1) * TILE + 1) * 16 + _ALIGNED
     itemsize = problem.x.itemsize if is_rounded(problem) else 4
     transposed = halo.groups * 4 * _ROWS * _turn(problem, halo) * itemsize
-    vectors = sums_behind.shared_bytes(problem, halo.filters)
+    vectors = epilogue_reduction_text.shared_bytes(problem, halo.filters)
     weights = rows * columns * chunks * halo.filters * 16 + _zeros(problem, halo)
     return weights + ring + transposed + vectors + slabs * 16
 
 
 def _sums(problem: ContractionProblem) -> int:
     """Sums of each filter that an epilogue reduction has."""
-    return 0 if problem.behind is None else registers_of(problem.behind)
+    return 0 if problem.reduction is None else registers_of(problem.reduction)
 
 
 def _fits(problem: ContractionProblem, halo: Halo, machine: Machine) -> bool:
@@ -327,7 +335,7 @@ def _side_by_side(problem: ContractionProblem, halo: Halo, machine: Machine) -> 
     _, most = _slabs(problem, halo.groups)
     room = machine.shared_bytes // 2 - 1024  # of which each block takes 1 KiB
     fits = halo.groups == 2 and halo.filters <= 64 and _shared(problem, halo, most) <= room
-    vectors = 0 if problem.behind is None else len(problem.behind.vectors)
+    vectors = 0 if problem.reduction is None else len(problem.reduction.vectors)
     return 2 if fits and _sums(problem) + vectors <= _MOST_OF_TWO else 1
 
 
@@ -419,48 +427,48 @@ def is_rounded(problem: ContractionProblem) -> bool:
 
 def results_text(problem: ContractionProblem, down: int) -> dict[str, object]:
     """The fragments of ``halo.cu`` for results; ``down``: rows that a thread writes."""
-    behind, rounded = problem.behind, is_rounded(problem)
+    reduction, rounded = problem.reduction, is_rounded(problem)
     text: dict[str, object] = dict.fromkeys(
         ("SUMS", "SUMS_VECTORS", "SUMS_BEGIN", "SUMS_END", "ASK"), ""
     )
     text |= {"TURNED": "T" if rounded else "float", "GIVEN": 0}
-    if behind is None:
+    if reduction is None:
         computed = fill(_COMPUTED, {"EPILOGUE": epilogue_of(problem)})
         return text | {"RESULTS": _ROUNDED + _WRITTEN if rounded else computed}
     assert rounded
     return text | {
-        "SUMS": totals_text(behind),
-        "SUMS_VECTORS": lay_vectors(behind.vectors),
+        "SUMS": totals_text(reduction),
+        "SUMS_VECTORS": lay_vectors(reduction.vectors),
         "SUMS_BEGIN": "  Totals totals;",
         "SUMS_END": f"  leave(totals, {_ALL}, part, n0, filters);",
-        "ASK": _ask(behind, down),
-        "RESULTS": _ROUNDED + _added(behind, down),
-        "GIVEN": len(behind.vectors),
+        "ASK": _ask(reduction, down),
+        "RESULTS": _ROUNDED + _added(reduction, down),
+        "GIVEN": len(reduction.vectors),
     }
 
 
-def _ask(behind: SumsBehind, down: int) -> str:
+def _ask(reduction: EpilogueReduction, down: int) -> str:
     """The loads of some rows of the reduction's tensors, and those of the first rows."""
-    at_once = rows_at_once(behind, down)
+    at_once = rows_at_once(reduction, down)
     declare, ask = Code(), Code()
-    for i, _ in enumerate(behind.tensors):
+    for i, _ in enumerate(reduction.tensors):
         declare.line(f"uint4 word{i}[{at_once}];")
         ask.line(f"word{i}[h] = asked(t{i} + m * P_t{i} + n, m >= 0);")
     text = {"AT_ONCE": at_once, "DECLARE": _text(declare), "ASK": _text(ask)}
-    return fill(_ASK, text) if behind.tensors else ""
+    return fill(_ASK, text) if reduction.tensors else ""
 
 
-def _added(behind: SumsBehind, down: int) -> str:
+def _added(reduction: EpilogueReduction, down: int) -> str:
     """The code of what a thread computes from its chunks, adds up and stores."""
     vectors, body = Code(), Code()
-    print_vectors(vectors, behind)
-    print_chunk(body, behind, "chunks[j + h]", "totals.of[{}][0]", False)
+    print_vectors(vectors, reduction)
+    print_chunk(body, reduction, "chunks[j + h]", "totals.of[{}][0]", False)
     return fill(
         _ADDED,
         {
-            "AT_ONCE": rows_at_once(behind, down),
+            "AT_ONCE": rows_at_once(reduction, down),
             "VECTORS": _text(vectors),
-            "NEXT": "      if (j) ask(j);" if behind.tensors else "",
+            "NEXT": "      if (j) ask(j);" if reduction.tensors else "",
             "BODY": _text(body),
         },
     )

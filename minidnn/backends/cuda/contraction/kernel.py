@@ -27,18 +27,18 @@ class ContractionKernel(ABC):
     number.
 
     Attributes:
-        name: in forms, reports and the tuning cache.
+        name: in algorithms, reports and the tuning cache.
         accuracies: the accuracy settings for which it is exact enough.
         directions: which of the three contractions of a convolution it computes.
-        adds_up: whether it fuses the epilogue reduction.
-        makes_front: whether it fuses the producer of the gradient that it reads.
+        fuses_reduction: whether it fuses the epilogue reduction.
+        fuses_producer: whether it fuses the producer of the gradient that it reads.
     """
 
     name: str
     accuracies: tuple[str, ...] = ACCURACIES
     directions: tuple[Direction, ...] = ("forward",)
-    adds_up: bool = False
-    makes_front: bool = False
+    fuses_reduction: bool = False
+    fuses_producer: bool = False
 
     def refusal(self, problem: ContractionProblem, machine: Machine) -> str | None:
         """Why it is not tried for a problem on a machine; None if it is."""
@@ -46,7 +46,7 @@ class ContractionKernel(ABC):
             return f"it computes no {problem.direction}"
         if problem.accuracy not in self.accuracies:
             return "it is less accurate than direct sums"
-        if problem.front is not None and not self.makes_front:
+        if problem.producer is not None and not self.fuses_producer:
             return "it computes nothing in front of a gradient"
         return self.why_not(problem, machine) or self.why_slow(problem, machine)
 
@@ -60,8 +60,8 @@ class ContractionKernel(ABC):
 
     @abstractmethod
     def price(self, problem: ContractionProblem) -> float:
-        """Estimates its time, in multiples of that of cuDNN's first form.  The estimate orders the
-        candidates and decides nothing else."""
+        """Estimates its time, in multiples of that of cuDNN's first algorithm.  The estimate orders
+        the candidates and decides nothing else."""
 
     @abstractmethod
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:

@@ -12,17 +12,17 @@ from ..table import KernelRow, Row
 from .backward import BackwardKernel
 from .depthwise import DepthwiseKernel
 from .depthwise_filter import DepthwiseFilterKernel
+from .depthwise_nchw import DepthwiseNchwKernel
+from .depthwise_nchw_filter import DepthwiseNchwFilterKernel
 from .depthwise_steps import DepthwiseStepsKernel
 from .direct import DirectKernel
+from .dp4a import Dp4aKernel
 from .filter_gradient import FilterGradientKernel
 from .halo import HaloKernel
 from .kernel import ContractionKernel
-from .planes import PlanesKernel
-from .planes_filter import PlanesFilterKernel
 from .problem import Addresses, ContractionProblem
-from .quads import QuadsKernel
 from .rows import RowsKernel
-from .stem_gradient import StemGradientKernel
+from .small_channels_gradient import SmallChannelsGradientKernel
 from .stream import StreamKernel
 from .tile import TileKernel
 from .winograd import WinogradKernel
@@ -40,22 +40,22 @@ _ENTRIES: tuple[ContractionKernel, ...] = (
     DirectKernel(),
     FilterGradientKernel(),
     HaloKernel(),
-    PlanesKernel(),
-    PlanesFilterKernel(),
-    QuadsKernel(),
+    DepthwiseNchwKernel(),
+    DepthwiseNchwFilterKernel(),
+    Dp4aKernel(),
     RowsKernel(),
-    StemGradientKernel(),
+    SmallChannelsGradientKernel(),
     StreamKernel(),
     TileKernel(),
     WinogradKernel(),
 )
 KERNELS: Mapping[str, ContractionKernel] = {kernel.name: kernel for kernel in _ENTRIES}
-"""The kernels, by the names that forms and the tuning cache have."""
+"""The kernels, by the names that algorithms and the tuning cache have."""
 
 
 @dataclass(frozen=True)
 class LoadedContraction:
-    """A choice of a kernel of ours, loaded on the device: the core of a recipe.
+    """A choice of a kernel of ours, loaded on the device: the core of a configuration.
 
     Attributes:
         loaded: what it launches, one after the other.

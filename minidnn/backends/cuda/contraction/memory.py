@@ -10,10 +10,10 @@ from ....cudnn.graph import arrays
 from ....cudnn.graph.spec import TensorSpec
 from ....graph.types import ITEMSIZE
 from ..memory import with_room
-from .behind import SumsBehind
-from .bytes import header_bytes
-from .in_front import InFront
+from .epilogue_reduction import EpilogueReduction
+from .int8_filter import header_bytes
 from .problem import Addresses, ContractionProblem, spec_of
+from .producer import Producer
 
 
 def scratch_addresses(
@@ -46,43 +46,45 @@ def _scratch(
     batch = problem.batch
     at = Addresses(
         tensor(spec_of(problem.x, batch), problem.x.offset),
-        tensor(problem.w, header_bytes(problem) if problem.is_whole else 0),
+        tensor(problem.w, header_bytes(problem) if problem.is_integer else 0),
         tensor(problem.output, problem.y.offset),
         tuple(tensor(spec_of(t, batch), t.offset) for t in problem.others),
         tuple(tensor(_vector(problem.w.shape[0], dtype), 0) for dtype in problem.vectors),
         tuple(tensor(_vector(problem.x.channels, dtype), 0) for dtype in problem.before_vectors),
     )
-    if problem.behind is not None:
-        at = replace(at, behind=_behind(problem, problem.behind, tensor))
-    if problem.front is not None:
-        at = replace(at, front=_front(problem, problem.front, tensor))
+    if problem.reduction is not None:
+        at = replace(at, reduction=_behind(problem, problem.reduction, tensor))
+    if problem.producer is not None:
+        at = replace(at, producer=_front(problem, problem.producer, tensor))
     workspace_memory = arrays.allocate(workspace) if workspace else None
     kept.append(workspace_memory)
     return at, 0 if workspace_memory is None else int(workspace_memory.ptr), kept
 
 
 def _behind(
-    problem: ContractionProblem, behind: SumsBehind, tensor: Callable[[TensorSpec, int], int]
+    problem: ContractionProblem,
+    reduction: EpilogueReduction,
+    tensor: Callable[[TensorSpec, int], int],
 ) -> tuple[int, ...]:
     """Of the epilogue reduction: what it reads, what it stores, and the sums."""
     channels = problem.made.channels
-    vectors = [_vector(channels, dtype) for dtype in behind.vectors]
-    sums = [_vector(channels, "float32")] * (len(behind.results) - len(behind.stored))
+    vectors = [_vector(channels, dtype) for dtype in reduction.vectors]
+    sums = [_vector(channels, "float32")] * (len(reduction.results) - len(reduction.stored))
     return (
-        *(tensor(spec_of(t, problem.batch), t.offset) for t in behind.tensors),
+        *(tensor(spec_of(t, problem.batch), t.offset) for t in reduction.tensors),
         *(tensor(vector, 0) for vector in vectors),
-        *(tensor(spec_of(t, problem.batch), t.offset) for t in behind.stored),
+        *(tensor(spec_of(t, problem.batch), t.offset) for t in reduction.stored),
         *(tensor(total, 0) for total in sums),
     )
 
 
 def _front(
-    problem: ContractionProblem, front: InFront, tensor: Callable[[TensorSpec, int], int]
+    problem: ContractionProblem, producer: Producer, tensor: Callable[[TensorSpec, int], int]
 ) -> tuple[int, ...]:
     """The operands of a gradient's producer, tensors first."""
     return (
-        *(tensor(spec_of(t, problem.batch), t.offset) for t in front.tensors),
-        *(tensor(_vector(problem.y.channels, dtype), 0) for dtype in front.vectors),
+        *(tensor(spec_of(t, problem.batch), t.offset) for t in producer.tensors),
+        *(tensor(_vector(problem.y.channels, dtype), 0) for dtype in producer.vectors),
     )
 
 

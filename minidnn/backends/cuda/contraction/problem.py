@@ -21,9 +21,9 @@ from ....graph.types import BYTES, TensorType
 from ....runtime.operand import KernelArgument
 from ..pointwise import CHAIN, Argument, PointStep
 from ..tensor import Tensor
-from .behind import SumsBehind
+from .epilogue_reduction import EpilogueReduction
 from .gather import Gathering, gather_of, gather_precision, wants_gather
-from .in_front import InFront
+from .producer import Producer
 
 Pair = tuple[int, int]
 Direction = Literal["forward", "gradient of the image", "gradient of the filter"]
@@ -79,9 +79,9 @@ class ContractionProblem:
     #: Whether every run must give the same bits.
     deterministic: bool = True
     #: The epilogue reduction over the result, if there is one.
-    behind: SumsBehind | None = None
+    reduction: EpilogueReduction | None = None
     #: The producer of the gradient ``y`` that a gradient reads; ``y`` is stored, too.
-    front: InFront | None = None
+    producer: Producer | None = None
     #: Of int8 and uint8: whether sums begin with numbers other than 0, or the padding is not 0.
     shifted: bool = False
     #: Whether only algorithms that need no compiler may compute it, so that its size may change.
@@ -95,10 +95,10 @@ class ContractionProblem:
     @property
     def passes(self) -> bool:
         """Whether the result is no output, but read by the epilogue reduction alone."""
-        return self.behind is not None and not self.behind.keeps
+        return self.reduction is not None and not self.reduction.keeps
 
     @property
-    def is_whole(self) -> bool:
+    def is_integer(self) -> bool:
         """Whether it multiplies int8 or uint8, with sums in int32."""
         return self.x.dtype in BYTES
 
@@ -154,17 +154,17 @@ class ContractionProblem:
     @property
     def is_unfused(self) -> bool:
         """Whether nothing is fused with the contraction, and its result is dense."""
-        fused = (self.stages, self.before, self.gather, self.front, self.behind)
-        return not any(fused) and self.is_dense and not self.is_whole
+        fused = (self.stages, self.before, self.gather, self.producer, self.reduction)
+        return not any(fused) and self.is_dense and not self.is_integer
 
     def describe(self) -> str:
         """One line for messages and cache entries."""
         sizes = "x".join(map(str, self.input.shape)), "x".join(map(str, self.w.shape))
         text = f"{self.x.dtype} {sizes[0]} by {sizes[1]}, stride {self.stride}"
-        sums = f", with {len(self.behind.results)} sums" if self.behind is not None else ""
+        sums = f", with {len(self.reduction.results)} sums" if self.reduction is not None else ""
         if self.direction != "forward":
-            front = ", with what it reads" if self.front is not None else ""
-            return f"{self.direction} of {text}{front}{sums}"
+            producer = ", with what it reads" if self.producer is not None else ""
+            return f"{self.direction} of {text}{producer}{sums}"
         stages = " + ".join(stage.mode or "code" for stage in self.stages) or "nothing"
         return f"{text}, then {stages}{sums}"
 
@@ -203,7 +203,7 @@ class BytesOnly:
 
 
 @dataclass(frozen=True)
-class PlacedContraction:
+class BoundContraction:
     """A problem, and the values of the graph that are its operands and results."""
 
     problem: ContractionProblem
@@ -214,7 +214,7 @@ class PlacedContraction:
     vectors: tuple[Value, ...]
     before_vectors: tuple[Value, ...]
     #: Values of the epilogue reduction: what it reads, what it stores, and the sums.
-    behind: tuple[Value, ...] = ()
+    reduction: tuple[Value, ...] = ()
     whole: BytesOnly | None = None
 
 
@@ -232,9 +232,9 @@ class Addresses:
     #: Whether the filter and vectors are constants, which no work in flight writes.
     are_settled: bool = True
     #: Of the epilogue reduction: what it reads, what it stores, and the sums.
-    behind: tuple[KernelArgument, ...] = ()
+    reduction: tuple[KernelArgument, ...] = ()
     #: The operands of a gradient's producer, tensors first.
-    front: tuple[KernelArgument, ...] = ()
+    producer: tuple[KernelArgument, ...] = ()
 
 
 def spec_of(t: Tensor, batch: int) -> TensorSpec:
@@ -251,7 +251,7 @@ def contraction_of(
     tf32: bool,
     accuracy: str,
     deterministic: bool,
-) -> PlacedContraction:
+) -> BoundContraction:
     """The contraction that a node of an optimized graph computes.
 
     ``tensor`` gives the layout of a value of the graph, ``is_planar`` whether it is NCHW.
@@ -314,13 +314,13 @@ def contraction_of(
         deterministic=deterministic,
     )
     if parts.statistics:
-        problem = replace(problem, behind=moments_of(problem))
+        problem = replace(problem, reduction=moments_of(problem))
     inner_values = (vectors, before_vectors, parts.statistics)
     outer_values = [tuple(outer.get(v, v) for v in values) for values in inner_values]
     first, second, third = outer_values
     x_at, y_at, *extra = addresses
-    placed = PlacedContraction(problem, x_at, weight, y_at, tuple(extra), first, second, third)
-    if not problem.is_whole:
+    placed = BoundContraction(problem, x_at, weight, y_at, tuple(extra), first, second, third)
+    if not problem.is_integer:
         return placed
     stages, numbers = _without_numbers(stages)
     bias = inner.inputs[2] if len(inner.inputs) > 2 else None
@@ -337,7 +337,7 @@ def gradient_of(
     tf32: bool,
     accuracy: str,
     deterministic: bool,
-) -> PlacedContraction:
+) -> BoundContraction:
     """A gradient of a convolution as the contraction that computes it; arguments are those of
     :func:`contraction_of`."""
     op = node.op
@@ -374,10 +374,10 @@ def gradient_of(
         direction=direction,
         deterministic=deterministic,
     )
-    return PlacedContraction(problem, addresses[0], weight, addresses[1], (), (), ())
+    return BoundContraction(problem, addresses[0], weight, addresses[1], (), (), ())
 
 
-def lies_one_way(weight: Value) -> bool:
+def has_one_layout(weight: Value) -> bool:
     """Whether a filter's elements have the same order in KCRS and KRSC layout."""
     _, channels, rows, columns = weight.type.plane
     return channels == 1 or rows * columns == 1
@@ -404,7 +404,7 @@ def _rows(value: Value) -> Tensor:
     return Tensor(value.dtype, features, 1, 1, features, 1, features, features)
 
 
-def moments_of(problem: ContractionProblem) -> SumsBehind:
+def moments_of(problem: ContractionProblem) -> EpilogueReduction:
     """The epilogue reduction to mean and variance of a problem's result."""
     y = problem.y
     shape = (problem.batch, y.channels, y.rows, y.columns)
@@ -412,7 +412,7 @@ def moments_of(problem: ContractionProblem) -> SumsBehind:
         (ops.Reduce("mean", (0, 2, 3), dtype="float32"), (0,)),
         (ops.Variance("float32"), (0, 1)),
     )
-    return SumsBehind((TensorType(shape, y.dtype),), operators, (1, 2))
+    return EpilogueReduction((TensorType(shape, y.dtype),), operators, (1, 2))
 
 
 _BIAS = PointStep(linearize(argument(0) + argument(1)), (CHAIN, Argument("vector", 0)))

@@ -18,19 +18,24 @@ from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
 from ..tensor import LANES, is_aligned, is_regular, step_of
-from . import stream_front, sums_behind
+from . import epilogue_reduction_text, stream_producer
+from .epilogue_reduction_text import (
+    partial_sum_reduction,
+    registers_of,
+    sums_text,
+    tile_partial_sums,
+)
 from .kernel import UNFUSED, ContractionKernel
-from .parts import pixels_of
 from .problem import Addresses, ContractionProblem
-from .stream_front import front_text, tensors_of
-from .sums_behind import join_of_parts, registers_of, sums_text, tile_parts
+from .split_k import pixels_of
+from .stream_producer import producer_text, tensors_of
 from .text import (
     ARCH,
     compute_stages,
     fill,
     hopper_text,
-    join_of,
     parameters_of,
+    reconvergence_barrier,
     source_of,
 )
 from .tile import is_packed
@@ -117,8 +122,8 @@ class StreamKernel(ContractionKernel):
     """1x1 convolutions; a choice is an index of :data:`STREAMS`."""
 
     name = "stream"
-    adds_up = True
-    makes_front = True
+    fuses_reduction = True
+    fuses_producer = True
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if machine.arch != ARCH:
@@ -128,7 +133,7 @@ class StreamKernel(ContractionKernel):
         if problem.planar or problem.gather is not None or not problem.is_pointwise:
             return "it is no product of pixels and filters"
         tensors = (problem.x, problem.y, *problem.others)
-        if problem.before and problem.front is not None:
+        if problem.before and problem.producer is not None:
             return "something else comes before"
         if any(not is_aligned(t, problem.batch) for t in tensors):
             return "its tensors are no whole chunks of 8 channels"
@@ -138,7 +143,7 @@ class StreamKernel(ContractionKernel):
             return "what comes before is not scale, shift and ReLU"
         if problem.w.span >= 1 << 31 or pixels_of(problem) >= 1 << 31:
             return "its sizes do not fit 32 bits"
-        for reason in (sums_behind.why_not(problem), stream_front.why_not(problem)):
+        for reason in (epilogue_reduction_text.why_not(problem), stream_producer.why_not(problem)):
             if reason is not None:
                 return reason
         if not self.choices(problem, machine):
@@ -148,7 +153,7 @@ class StreamKernel(ContractionKernel):
     def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if problem.is_unfused:
             return UNFUSED
-        fuses_before = problem.before or problem.front is not None
+        fuses_before = problem.before or problem.producer is not None
         least = _LEAST_PIXELS_MADE if fuses_before else _LEAST_PIXELS
         # With fewer, it pays neither to keep filters in shared memory nor to stream them.
         return None if pixels_of(problem) >= least else f"it has fewer than {least} pixels"
@@ -196,11 +201,14 @@ class StreamKernel(ContractionKernel):
             "HOPPER": hopper_text(problem.x.dtype, stream.columns),
             "PARAMETERS": parameters_of(
                 problem,
-                (*_NAMES, *stream_front.names(problem), *sums_behind.names(problem)),
-                results=[*stream_front.parameters(problem), *sums_behind.parameters(problem)],
+                (*_NAMES, *stream_producer.names(problem), *epilogue_reduction_text.names(problem)),
+                results=[
+                    *stream_producer.parameters(problem),
+                    *epilogue_reduction_text.parameters(problem),
+                ],
             ),
             **sums_text(problem, stream.lanes // 2),
-            **front_text(problem),
+            **producer_text(problem),
             "BEFORE": int(bool(problem.before)),
             "BEFORE_VECTORS": _before_vectors(problem),
             "SCALE4": _scale(problem, "k", "slab * 4 + k"),
@@ -214,7 +222,7 @@ class StreamKernel(ContractionKernel):
             "ARRIVED": "    copies_end();" if problem.others else "",
             "READ": _read(problem),
             "EPILOGUE": _epilogue(problem),
-            "JOIN": join_of(problem),
+            "JOIN": reconvergence_barrier(problem),
         }
         source = source_of("stream.cu", parts, specific=True)
         slabs = _slabs(problem, stream, machine.shared_bytes)
@@ -224,29 +232,31 @@ class StreamKernel(ContractionKernel):
         groups = _rounds(problem, stream)
         blocks = _blocks(problem, stream, machine)
         # One warp group loads, and one may compute the producer.
-        threads = 128 * (stream.groups + (1 if problem.front is None else 2))
+        threads = 128 * (stream.groups + (1 if problem.producer is None else 2))
         first = Launch(source, (blocks, groups, 1), (threads, 1, 1), shared)
-        if problem.behind is None:
+        if problem.reduction is None:
             return [first]
-        return [first, join_of_parts(problem, stream.pixels, blocks)]
+        return [first, partial_sum_reduction(problem, stream.pixels, blocks)]
 
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[KernelArgument]]:
-        front = problem.front
+        producer = problem.producer
         reads: list[KernelArgument] = [at.x, at.w, *at.others, *at.vectors, *at.before, at.y]
-        if front is not None:
-            tensors = enumerate(front.tensors)
-            first, *others = (at.front[i] + t.offset * t.itemsize for i, t in tensors)
-            reads = [first, *reads[1:], *others, *at.front[1 + len(others) :], at.x]
-        return sums_behind.arguments(problem, reads, at, self.numbers(problem, choice, machine))
+        if producer is not None:
+            tensors = enumerate(producer.tensors)
+            first, *others = (at.producer[i] + t.offset * t.itemsize for i, t in tensors)
+            reads = [first, *reads[1:], *others, *at.producer[1 + len(others) :], at.x]
+        return epilogue_reduction_text.arguments(
+            problem, reads, at, self.numbers(problem, choice, machine)
+        )
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
-        if problem.behind is None:
+        if problem.reduction is None:
             return 0
         stream = STREAMS[choice]
         blocks = _blocks(problem, stream, machine)
-        return tile_parts(problem, stream.pixels, blocks).bytes
+        return tile_partial_sums(problem, stream.pixels, blocks).bytes
 
     def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         stream = STREAMS[choice]
@@ -256,10 +266,10 @@ class StreamKernel(ContractionKernel):
             _slabs(problem, stream, machine.shared_bytes),
             -(-pixels_of(problem) // stream.pixels),
             pixels_of(problem),
-            step_of(problem.x if problem.front is None else problem.front.tensors[0]),
+            step_of(problem.x if problem.producer is None else problem.producer.tensors[0]),
             step_of(problem.y),
-            *stream_front.steps(problem),
-            *sums_behind.steps(problem),
+            *stream_producer.steps(problem),
+            *epilogue_reduction_text.steps(problem),
             *map(step_of, problem.others),
         ]
 
@@ -293,9 +303,9 @@ def _blocks(problem: ContractionProblem, stream: Stream, machine: Machine) -> in
 def _has_room(problem: ContractionProblem, stream: Stream) -> bool:
     """Whether registers are enough for the sums of an epilogue reduction, and for the warp group
     that computes a producer."""
-    if problem.front is not None and stream.groups > _MOST_BESIDE_MAKERS:
+    if problem.producer is not None and stream.groups > _MOST_BESIDE_MAKERS:
         return False
-    return problem.behind is None or stream.adds(registers_of(problem.behind))
+    return problem.reduction is None or stream.adds(registers_of(problem.reduction))
 
 
 def _slab_bytes(problem: ContractionProblem, stream: Stream) -> int:
@@ -305,7 +315,7 @@ def _slab_bytes(problem: ContractionProblem, stream: Stream) -> int:
 
 def _barrier_bytes(problem: ContractionProblem) -> int:
     """Shared memory of a slab's barriers, in bytes: full, ready (with a producer) and empty."""
-    return 16 if problem.front is None else 24
+    return 16 if problem.producer is None else 24
 
 
 def _fixed(problem: ContractionProblem, stream: Stream) -> int:
@@ -315,9 +325,9 @@ def _fixed(problem: ContractionProblem, stream: Stream) -> int:
     results = max(1, len(problem.others)) * stream.groups * 4 * 16 * (stream.columns + 8) * 2
     staying = steps * stream.filters * 32 if stream.stays else 0
     before = steps * 64 if problem.before else 0
-    before += stream_front.shared_bytes(problem, steps)
+    before += stream_producer.shared_bytes(problem, steps)
     after = len(problem.vectors) * stream.filters * 6
-    after += sums_behind.shared_bytes(problem, stream.filters)
+    after += epilogue_reduction_text.shared_bytes(problem, stream.filters)
     return 1024 + staying + results + before + after
 
 
@@ -327,7 +337,7 @@ def _slabs(problem: ContractionProblem, stream: Stream, limit: int) -> int:
     count = (limit - _fixed(problem, stream)) // (slab + _barrier_bytes(problem))
     if not stream.stays:
         return count if count >= _LEAST_PASSING else 0
-    count = min(count, (_MOST_SLABS if problem.front is None else _MOST_SLABS_MADE) // slab)
+    count = min(count, (_MOST_SLABS if problem.producer is None else _MOST_SLABS_MADE) // slab)
     return count if count * slab >= _LEAST_SLABS else 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
-from ..expressions import STORED, may_part
+from ..expressions import STORED, may_diverge
 from ..pointwise import print_chain
 from ..prelude import TYPES
 from .problem import ContractionProblem
@@ -83,9 +83,9 @@ def compute_stages(
         code.line(f"{result}[j] = {print_chain(code, steps, 'b{}[j]'.format, problem.y.dtype)};")
 
 
-def join_of(problem: ContractionProblem) -> str:
+def reconvergence_barrier(problem: ContractionProblem) -> str:
     """The barrier at which a warp reconverges after the epilogue."""
-    parts = any(may_part(stage.step.code) for stage in problem.stages)
+    parts = any(may_diverge(stage.step.code) for stage in problem.stages)
     return "md_sync_warp();" if parts else "__syncwarp();"
 
 

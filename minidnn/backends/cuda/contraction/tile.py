@@ -22,15 +22,15 @@ from ..machine import Machine
 from ..pointwise import print_chain
 from ..prelude import TYPES
 from ..tensor import is_aligned, is_regular, step_of
-from .bytes import header_of
+from .int8_filter import header_of
 from .kernel import UNFUSED, ContractionKernel
-from .parts import pixels_of
 from .problem import ContractionProblem
+from .split_k import pixels_of
 from .text import (
     epilogue_of,
     fill,
-    join_of,
     parameters_of,
+    reconvergence_barrier,
     source_of,
     template,
     vectors_of,
@@ -67,7 +67,7 @@ class TileKernel(ContractionKernel):
             return "its image is no whole chunks of 16 bytes"
         if any(not is_aligned(t, problem.batch) for t in results):
             return "its tensors are no whole chunks of 8 channels"
-        if problem.is_whole and any(t.dtype not in TYPES or t.offset for t in results):
+        if problem.is_integer and any(t.dtype not in TYPES or t.offset for t in results):
             return "its result is whole numbers, or what it reads and writes begins inside a chunk"
         if problem.before and not (problem.is_pointwise or prod(problem.w.shape[2:]) == 1):
             return "every tap would compute what comes before"
@@ -84,7 +84,7 @@ class TileKernel(ContractionKernel):
         return UNFUSED if problem.is_unfused and not has_few_tiles(problem, machine) else None
 
     def price(self, problem: ContractionProblem) -> float:
-        # cuDNN's form has a kernel for the prologue, or its engine that fuses stages is slow.
+        # cuDNN's algorithm has a kernel for the prologue, or its engine that fuses stages is slow.
         return 0.9 if problem.before or (problem.stages and problem.is_pointwise) else 1.2
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
@@ -101,7 +101,7 @@ class TileKernel(ContractionKernel):
         """
         tile, parts = DIVISIONS[choice]
         simple = _is_simple(problem)
-        is_whole = problem.is_whole
+        is_integer = problem.is_integer
         crowded = tile.spare_registers(parts, machine) < _FEW_REGISTERS
         x = problem.gathered
         text = {
@@ -116,12 +116,12 @@ class TileKernel(ContractionKernel):
             "CLUSTER": f"__cluster_dims__({parts}, 1, 1) " if parts > 1 else "",
             "BLOCKS": tile.side_by_side(parts, machine),
             "AHEAD": tile.stages if crowded else 1,
-            "SUM": "int" if is_whole else "float",
-            "REGISTER": "r" if is_whole else "f",
+            "SUM": "int" if is_integer else "float",
+            "REGISTER": "r" if is_integer else "f",
             "SHAPE": _SHAPES[problem.x.dtype],
-            "SCALED": "" if is_whole else _SCALED.replace("$PTX$", _ptx(problem)),
-            "HEADER": header_of(problem) if is_whole else "",
-            "BEGIN": _WHOLE_BEGIN if is_whole else _BEGIN,
+            "SCALED": "" if is_integer else _SCALED.replace("$PTX$", _ptx(problem)),
+            "HEADER": header_of(problem) if is_integer else "",
+            "BEGIN": _WHOLE_BEGIN if is_integer else _BEGIN,
             "PARAMETERS": parameters_of(problem, _NAMES),
             "TURN": template("turn.cu"),
             "STATE": _SIMPLE_STATE if simple else _WINDOW_STATE,
@@ -131,7 +131,7 @@ class TileKernel(ContractionKernel):
             "NEXT": "" if simple else _WINDOW_NEXT,
             "INDEX": "long long" if crowded else "int",
             "SHIFT": _each(problem).bit_length() - 1,
-            "OUTSIDE": _WHOLE_OUTSIDE if is_whole else _OUTSIDE,
+            "OUTSIDE": _WHOLE_OUTSIDE if is_integer else _OUTSIDE,
             "CACHE": "cg.shared.global.L2::128B" if simple else "ca.shared.global",
             "STEP": "P_image" if x.rows * x.columns == 1 else "P_pixel",
             "PROLOGUE_LOADS": _prologue_loads(problem),
@@ -350,7 +350,7 @@ def _whole_results(problem: ContractionProblem, tile: Tile, simple: bool) -> str
     """The code after the products of a tile that one block makes."""
     early = _early(problem, tile.early[not simple], tile.warp_pixels // 16)
     text = {
-        "JOIN": join_of(problem),
+        "JOIN": reconvergence_barrier(problem),
         "OTHERS": _others(problem, early),
         "EPILOGUE": epilogue_of(problem, f"[i % {early}][k]" if early else None),
         "NEXT_OTHERS": _next_others(problem, early),
@@ -360,14 +360,14 @@ def _whole_results(problem: ContractionProblem, tile: Tile, simple: bool) -> str
 
 def _added_results(problem: ContractionProblem) -> str:
     """The code after the products of a tile that a cluster makes: a block adds up its rows."""
-    is_whole = problem.is_whole
+    is_integer = problem.is_integer
     text = {
         "OTHERS": _others_of_parts(problem),
         "EPILOGUE": epilogue_of(problem, "[i]"),
-        "ADDED": _WHOLE_ADDED if is_whole else "total[i][j] + more[j]",
-        "TOTAL": _WHOLE_TOTAL if is_whole else "      const float (&a0)[8] = total[i];",
+        "ADDED": _WHOLE_ADDED if is_integer else "total[i][j] + more[j]",
+        "TOTAL": _WHOLE_TOTAL if is_integer else "      const float (&a0)[8] = total[i];",
     }
-    return _results("tile_parts.cu", problem, text)
+    return _results("tile_partial_sums.cu", problem, text)
 
 
 def _results(file: str, problem: ContractionProblem, text: Mapping[str, str]) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from ..machine import Machine
-from .parts import Divisions, pixels_of
 from .problem import ContractionProblem
+from .split_k import Divisions, pixels_of
 
 
 @dataclass(frozen=True)

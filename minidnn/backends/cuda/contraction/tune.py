@@ -1,9 +1,9 @@
-"""The fastest recipe for a contraction: measured once, remembered on disk.
+"""The fastest configuration for a contraction: measured once, remembered on disk.
 
 "heuristic" measures nothing and takes the first candidate that runs.  "quick" measures our kernels,
-then cuDNN's first proposals for each form that may be faster than they are, by its memory traffic;
-engines that cuDNN compiles at run time are built only where they may save a share of the plan's
-time.  "exhaustive" measures everything that cuDNN can build.
+then cuDNN's first proposals for each algorithm that may be faster than they are, by its memory
+traffic; engines that cuDNN compiles at run time are built only where they may save a share of the
+plan's time.  "exhaustive" measures everything that cuDNN can build.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import lru_cache
 from ....cache import CacheStore, digest
 from ....cudnn.enums import ConvolutionFwdAlgo
 from ....cudnn.errors import CuDNNError
-from ....cudnn.gpu_turn import turn
+from ....cudnn.gpu_lock import gpu_lock
 from ....cudnn.graph import EngineConfig, Plan
 from ....cudnn.graph.timing import Contestant, race
 from ....cudnn.machine import device_name, library_name
@@ -27,18 +27,13 @@ from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from ....gpu import cupy
 from ..kernels import Launch
 from ..machine import Machine
-from .fixed import FixedConvolution, algorithms_of, fixed_convolution
-from .forms import forms_of, last_resort, least_milliseconds
-from .graphs import CONVOLUTION, constraints_of, graph_of
-from .kernel_registry import Load, load_contraction, refusals
-from .memory import scratch_addresses
-from .problem import Addresses, ContractionProblem
-from .recipe import (
+from .algorithms import algorithms_for, last_resort, least_milliseconds
+from .config import (
     FIXED,
-    Built,
+    AlgorithmConfig,
+    ContractionExecutable,
     Core,
-    Form,
-    Recipe,
+    CudaAlgorithm,
     build,
     finish_of,
     prepare_of,
@@ -46,26 +41,32 @@ from .recipe import (
     sums_of,
     target,
 )
+from .fixed_function import FixedConvolution, algorithms_of, fixed_convolution
+from .graphs import CONVOLUTION, constraints_of, graph_of
+from .kernel_registry import Load, load_contraction, refusals
+from .memory import scratch_addresses
+from .problem import Addresses, ContractionProblem
 
 log = logging.getLogger(__name__)
 
 _KEPT = 6
-"""How many of the fastest recipes are remembered."""
+"""How many of the fastest configurations are remembered."""
 _AGAIN = 2
 """How many of the fastest of one race take part in the next, against other candidates."""
 _VERSION = 28
 """Part of the cache's keys: what another version has remembered is not found."""
 _COMPILED = 1
-"""How many of cuDNN's runtime-compiled engines are measured for a form: building one takes a second
-of a core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of eight."""
+"""How many of cuDNN's runtime-compiled engines are measured for an algorithm: building one takes a
+second of a core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of
+eight."""
 _PROPOSED = 4
 _PROPOSED_COMPILED = 8
 """Precompiled engines are measured that are among the first four of cuDNN's proposals for a
 convolution, and runtime-compiled ones among the first eight: on ResNet-50 and EfficientNet-B0 the
 first four were within 0.2 % of the best of eight."""
 _TRIED = 3
-"""How many proposals for a form are built when nothing is measured, should the first not run; and
-how many are measured of forms whose engines differ less."""
+"""How many proposals for an algorithm are built when nothing is measured, should the first not run;
+and how many are measured of algorithms whose engines differ less."""
 _FOR_ALL_SIZES = (
     ConvolutionFwdAlgo.CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM,
     ConvolutionFwdAlgo.CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM,
@@ -73,22 +74,22 @@ _FOR_ALL_SIZES = (
 """cuDNN's algorithms that take any spatial size, the faster one first."""
 _store = CacheStore("cuda_contraction", ".json", 64 << 20)
 
-Ahead = dict[Form, list[tuple[Recipe, Core]]]
-"""Candidates by their forms, with their cores, as far as these are built before a race."""
+Ahead = dict[CudaAlgorithm, list[tuple[AlgorithmConfig, Core]]]
+"""Candidates by their algorithms, with their cores, as far as these are built before a race."""
 
 
 @dataclass(frozen=True)
-class RankedRecipes:
-    """What the cache remembers of a problem: recipes from fast to slow, and whether cuDNN's
+class RankedConfigs:
+    """What the cache remembers of a problem: configurations from fast to slow, and whether cuDNN's
     runtime-compiled engines were among those that raced."""
 
-    recipes: tuple[Recipe, ...]
+    configs: tuple[AlgorithmConfig, ...]
     compiled: bool
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """How recipes are chosen on the current device.
+    """How configurations are chosen on the current device.
 
     Attributes:
         machine: the current device.
@@ -97,7 +98,7 @@ class Tuning:
             more.
         load: compiles kernels of ours and loads them.
         spare: bytes of the plan's memory that are free while a contraction runs.
-        taken: the recipes of another program of the same network.
+        taken: the configurations of another program of the same network.
     """
 
     machine: Machine
@@ -105,10 +106,11 @@ class Tuning:
     workspace_limit: int
     load: Load
     spare: Mapping[ContractionProblem, int] = field(default_factory=dict)
-    taken: Mapping[ContractionProblem, Recipe] = field(default_factory=dict)
+    taken: Mapping[ContractionProblem, AlgorithmConfig] = field(default_factory=dict)
 
     def limit(self, problem: ContractionProblem) -> int:
-        """Bytes of workspace that the problem may take: at least what all of its forms take."""
+        """Bytes of workspace that the problem may take: at least what all of its algorithms
+        take."""
         needed = _least_room(problem, self.machine)
         return max(self.workspace_limit, self.spare.get(problem, 0), needed)
 
@@ -120,101 +122,116 @@ class Tuning:
 
 @lru_cache(maxsize=1024)
 def _least_room(problem: ContractionProblem, machine: Machine) -> int:
-    """Bytes of workspace that all forms take: for a gathered image, or for the result of a prologue
-    where all cores are cuDNN's, which fuses none.  Of a problem with an epilogue reduction only
-    cuDNN's forms count, which a sweep follows: ours have partial sums in the core's workspace."""
-    forms = forms_of(problem, machine)
-    if problem.behind is not None:
-        forms = [form for form in forms if form.kernel is None]
-    return min((room(problem, form, 0) for form in forms), default=0)
+    """Bytes of workspace that all algorithms take: for a gathered image, or for the result of a
+    prologue where all cores are cuDNN's, which fuses none.  Of a problem with an epilogue reduction
+    only cuDNN's algorithms count, which a sweep follows: ours have partial sums in the core's
+    workspace."""
+    algorithms = algorithms_for(problem, machine)
+    if problem.reduction is not None:
+        algorithms = [algorithm for algorithm in algorithms if algorithm.kernel is None]
+    return min((room(problem, algorithm, 0) for algorithm in algorithms), default=0)
 
 
 def launches_of(
-    problem: ContractionProblem, machine: Machine, known: Recipe | None = None
+    problem: ContractionProblem, machine: Machine, known: AlgorithmConfig | None = None
 ) -> list[Launch]:
     """The launches of our kernels that may be chosen, and of those before and after cuDNN's cores;
-    if a recipe is ``known``, of that one alone."""
+    if a configuration is ``known``, of that one alone."""
     launches: list[Launch | None] = []
-    for form in forms_of(problem, machine) if known is None else [known.form]:
-        launches += [prepare_of(problem, form, machine), finish_of(problem, form)]
-        launches += sums_of(problem, form)
-        if form.kernel is not None:
-            core_problem = form.of_core(problem)
-            choices = form.kernel.choices(core_problem, machine)
+    for algorithm in algorithms_for(problem, machine) if known is None else [known.algorithm]:
+        launches += [prepare_of(problem, algorithm, machine), finish_of(problem, algorithm)]
+        launches += sums_of(problem, algorithm)
+        if algorithm.kernel is not None:
+            core_problem = algorithm.of_core(problem)
+            choices = algorithm.kernel.choices(core_problem, machine)
             for choice in choices if known is None else [known.engine]:
-                launches += form.kernel.launches(core_problem, choice, machine)
+                launches += algorithm.kernel.launches(core_problem, choice, machine)
     return [launch for launch in launches if launch is not None]
 
 
-def first(problem: ContractionProblem, tuning: Tuning) -> Built:
+def first(problem: ContractionProblem, tuning: Tuning) -> ContractionExecutable:
     """Builds the first candidate that runs; measures nothing."""
-    for form in (*forms_of(problem, tuning.machine), *last_resort(problem)):
-        for recipe, core in _candidates(problem, form, _TRIED, tuning):
-            built = build(problem, recipe, core, tuning.machine, tuning.load)
+    for algorithm in (*algorithms_for(problem, tuning.machine), *last_resort(problem)):
+        for config, core in _candidates(problem, algorithm, _TRIED, tuning):
+            built = build(problem, config, core, tuning.machine, tuning.load)
             if _runs(built):
                 return built
     raise _nothing(problem, tuning)
 
 
-def again(problem: ContractionProblem, tuning: Tuning) -> Built | None:
-    """Builds the recipe that another program takes, if it is a fixed function of cuDNN's that takes
-    these sizes; it is not tried, as it has run there."""
-    recipe = tuning.taken.get(problem)
-    if recipe is None or recipe.form.core != FIXED:
+def again(problem: ContractionProblem, tuning: Tuning) -> ContractionExecutable | None:
+    """Builds the configuration that another program takes, if it is a fixed function of cuDNN's
+    that takes these sizes; it is not tried, as it has run there."""
+    config = tuning.taken.get(problem)
+    if config is None or config.algorithm.core != FIXED:
         return None
-    form = recipe.form
-    fixed = fixed_convolution(problem, recipe.engine, form.stages, target(problem, form))
-    if isinstance(fixed, str) or room(problem, form, fixed.workspace) > tuning.limit(problem):
+    algorithm = config.algorithm
+    fixed = fixed_convolution(problem, config.engine, algorithm.stages, target(problem, algorithm))
+    if isinstance(fixed, str) or room(problem, algorithm, fixed.workspace) > tuning.limit(problem):
         return None
-    return build(problem, recipe, fixed, tuning.machine, tuning.load)
+    return build(problem, config, fixed, tuning.machine, tuning.load)
 
 
-def _runs(built: Built) -> bool:
+def _runs(built: ContractionExecutable) -> bool:
     """Whether an executable runs without an error: cuDNN builds plans that then fail."""
     at, workspace, kept = scratch_addresses(built.problem, built.workspace, timed=False)
     try:
         built.bind(at, workspace)()
         cupy().cuda.get_current_stream().synchronize()
     except CuDNNError as error:
-        log.info("%s cannot be executed: %s", built.recipe.algorithm(built.problem), error)
+        log.info("%s cannot be executed: %s", built.config.algorithm_name(built.problem), error)
         return False
     del kept
     return True
 
 
-def own(problem: ContractionProblem, tuning: Tuning) -> list[Built]:
+def own(problem: ContractionProblem, tuning: Tuning) -> list[ContractionExecutable]:
     """Measures our kernels within the workspace limit; returns them from fast to slow."""
-    forms = [form for form in forms_of(problem, tuning.machine) if form.kernel is not None]
-    candidates = {form: _made(problem, form, tuning) for form in forms}
+    algorithms = [
+        algorithm
+        for algorithm in algorithms_for(problem, tuning.machine)
+        if algorithm.kernel is not None
+    ]
+    candidates = {algorithm: _made(problem, algorithm, tuning) for algorithm in algorithms}
     return _raced(problem, _built(problem, candidates, tuning), tuning)
 
 
 def certain(problem: ContractionProblem, tuning: Tuning) -> Ahead:
     """Builds cuDNN's candidates that :func:`everything` has, however fast our kernels are."""
-    forms = _others(problem, tuning)
-    own_forms = [form for form in forms_of(problem, tuning.machine) if form.kernel is not None]
-    if own_forms and tuning.tune == "quick":
-        own_least = min(least_milliseconds(problem, form, tuning.machine) for form in own_forms)
-        forms = [
-            form for form in forms if least_milliseconds(problem, form, tuning.machine) <= own_least
+    algorithms = _others(problem, tuning)
+    own_algorithms = [
+        algorithm
+        for algorithm in algorithms_for(problem, tuning.machine)
+        if algorithm.kernel is not None
+    ]
+    if own_algorithms and tuning.tune == "quick":
+        own_least = min(
+            least_milliseconds(problem, algorithm, tuning.machine) for algorithm in own_algorithms
+        )
+        algorithms = [
+            algorithm
+            for algorithm in algorithms
+            if least_milliseconds(problem, algorithm, tuning.machine) <= own_least
         ]
-    return _by_cudnn(problem, forms, {}, not own_forms, tuning)
+    return _by_cudnn(problem, algorithms, {}, not own_algorithms, tuning)
 
 
 def everything(
-    problem: ContractionProblem, own: Sequence[Built], ahead: Ahead, tuning: Tuning
-) -> list[Built]:
+    problem: ContractionProblem, own: Sequence[ContractionExecutable], ahead: Ahead, tuning: Tuning
+) -> list[ContractionExecutable]:
     """Builds what is to be measured in one race: the fastest of our kernels, and the candidates of
     cuDNN's, of which some were built ahead."""
-    forms = _others(problem, tuning)
+    algorithms = _others(problem, tuning)
     if own and tuning.tune == "quick":
-        fastest = own[0].recipe.milliseconds or 0.0
-        forms = [
-            form for form in forms if least_milliseconds(problem, form, tuning.machine) < fastest
+        fastest = own[0].config.milliseconds or 0.0
+        algorithms = [
+            algorithm
+            for algorithm in algorithms
+            if least_milliseconds(problem, algorithm, tuning.machine) < fastest
         ]
     executables = [
         *own[:_AGAIN],
-        *_built(problem, _by_cudnn(problem, forms, ahead, not own, tuning), tuning),
+        *_built(problem, _by_cudnn(problem, algorithms, ahead, not own, tuning), tuning),
     ]
     if not executables:
         others = _by_cudnn(problem, last_resort(problem), {}, True, tuning)
@@ -224,14 +241,15 @@ def everything(
     return executables
 
 
-def compiles(built: Built) -> bool:
+def compiles(built: ContractionExecutable) -> bool:
     """Whether its core is an engine that cuDNN compiles at run time."""
     proposal = built.core.proposal if isinstance(built.core, Plan) else None
     return proposal is not None and proposal.compiles
 
 
-def gain(problem: ContractionProblem, fastest: Built, tuning: Tuning) -> float:
-    """Milliseconds that cuDNN's runtime-compiled engines may save, by their forms' memory traffic.
+def gain(problem: ContractionProblem, fastest: ContractionExecutable, tuning: Tuning) -> float:
+    """Milliseconds that cuDNN's runtime-compiled engines may save, by their algorithms' memory
+    traffic.
 
     It is 0 where they have raced in any case, or never won: they are made for fused and grouped
     convolutions, and saved 0.02 % of plain convolutions' and products' time at most.
@@ -239,86 +257,104 @@ def gain(problem: ContractionProblem, fastest: Built, tuning: Tuning) -> float:
     is_plain = problem.groups == 1 and not problem.stages
     if tuning.tune != "quick" or problem.is_exact or is_plain:
         return 0.0
-    least = [least_milliseconds(problem, form, tuning.machine) for form in _others(problem, tuning)]
-    return max(0.0, (fastest.recipe.milliseconds or 0.0) - min(least, default=math.inf))
+    least = [
+        least_milliseconds(problem, algorithm, tuning.machine)
+        for algorithm in _others(problem, tuning)
+    ]
+    return max(0.0, (fastest.config.milliseconds or 0.0) - min(least, default=math.inf))
 
 
 def with_compiled(
-    problem: ContractionProblem, ranked: Sequence[Built], tuning: Tuning
-) -> list[Built]:
+    problem: ContractionProblem, ranked: Sequence[ContractionExecutable], tuning: Tuning
+) -> list[ContractionExecutable]:
     """Builds what is to be measured in a second race: the fastest of the first, and cuDNN's
-    runtime-compiled engines for forms that may be faster."""
-    fastest = ranked[0].recipe.milliseconds or 0.0
+    runtime-compiled engines for algorithms that may be faster."""
+    fastest = ranked[0].config.milliseconds or 0.0
     candidates = {
-        form: _made(problem, form, tuning, compiles=True)
-        for form in _others(problem, tuning)
-        if least_milliseconds(problem, form, tuning.machine) < fastest
+        algorithm: _made(problem, algorithm, tuning, compiles=True)
+        for algorithm in _others(problem, tuning)
+        if least_milliseconds(problem, algorithm, tuning.machine) < fastest
     }
     return [*ranked[:_AGAIN], *_built(problem, candidates, tuning)]
 
 
 def _by_cudnn(
-    problem: ContractionProblem, forms: Sequence[Form], ahead: Ahead, needed: bool, tuning: Tuning
+    problem: ContractionProblem,
+    algorithms: Sequence[CudaAlgorithm],
+    ahead: Ahead,
+    needed: bool,
+    tuning: Tuning,
 ) -> Ahead:
-    """The candidates of these forms, built where they were not built ahead.  If none is found but
-    one is needed, as there is nothing else, runtime-compiled engines are built."""
+    """The candidates of these algorithms, built where they were not built ahead.  If none is found
+    but one is needed, as there is nothing else, runtime-compiled engines are built."""
     candidates = {
-        form: ahead[form] if form in ahead else _made(problem, form, tuning) for form in forms
+        algorithm: ahead[algorithm] if algorithm in ahead else _made(problem, algorithm, tuning)
+        for algorithm in algorithms
     }
     if needed and not any(candidates.values()) and tuning.tune == "quick":
-        return {form: _made(problem, form, tuning, compiles=True) for form in forms}
+        return {
+            algorithm: _made(problem, algorithm, tuning, compiles=True) for algorithm in algorithms
+        }
     return candidates
 
 
-def _others(problem: ContractionProblem, tuning: Tuning) -> list[Form]:
-    """The forms whose cores are cuDNN's."""
-    return [form for form in forms_of(problem, tuning.machine) if form.kernel is None]
+def _others(problem: ContractionProblem, tuning: Tuning) -> list[CudaAlgorithm]:
+    """The algorithms whose cores are cuDNN's."""
+    return [
+        algorithm
+        for algorithm in algorithms_for(problem, tuning.machine)
+        if algorithm.kernel is None
+    ]
 
 
-def _built(problem: ContractionProblem, made: Ahead, tuning: Tuning) -> list[Built]:
+def _built(problem: ContractionProblem, made: Ahead, tuning: Tuning) -> list[ContractionExecutable]:
     """Builds the executables of candidates."""
     return [
-        build(problem, recipe, core, tuning.machine, tuning.load)
+        build(problem, config, core, tuning.machine, tuning.load)
         for pairs in made.values()
-        for recipe, core in pairs
+        for config, core in pairs
     ]
 
 
 def _made(
-    problem: ContractionProblem, form: Form, tuning: Tuning, compiles: bool = False
-) -> list[tuple[Recipe, Core]]:
-    """Builds the candidates of a form that are measured: of cuDNN's, unless all are, either those
-    with runtime-compiled engines or those with precompiled ones."""
-    most = _PROPOSED_COMPILED if compiles else _most(problem, form, tuning.tune)
-    return list(_candidates(problem, form, most, tuning, compiles))
+    problem: ContractionProblem, algorithm: CudaAlgorithm, tuning: Tuning, compiles: bool = False
+) -> list[tuple[AlgorithmConfig, Core]]:
+    """Builds the candidates of an algorithm that are measured: of cuDNN's, unless all are, either
+    those with runtime-compiled engines or those with precompiled ones."""
+    most = _PROPOSED_COMPILED if compiles else _most(problem, algorithm, tuning.tune)
+    return list(_candidates(problem, algorithm, most, tuning, compiles))
 
 
-def measured(problem: ContractionProblem, found: Sequence[Built], tuning: Tuning) -> list[Built]:
+def measured(
+    problem: ContractionProblem, found: Sequence[ContractionExecutable], tuning: Tuning
+) -> list[ContractionExecutable]:
     """Measures executables; returns the fastest that run, from fast to slow, and among them the one
     that needs the least workspace."""
-    if all(executable.recipe.milliseconds is not None for executable in found):
+    if all(executable.config.milliseconds is not None for executable in found):
         return list(found)  # no executable of cuDNN's races
     ranked = _raced(problem, found, tuning)
     if not ranked:
         raise _nothing(problem, tuning)
-    least = min(ranked, key=lambda executable: executable.recipe.workspace)
+    least = min(ranked, key=lambda executable: executable.config.workspace)
     kept = ranked[:_KEPT]
     return kept if any(executable is least for executable in kept) else [*kept[:-1], least]
 
 
-def _raced(problem: ContractionProblem, found: Sequence[Built], tuning: Tuning) -> list[Built]:
+def _raced(
+    problem: ContractionProblem, found: Sequence[ContractionExecutable], tuning: Tuning
+) -> list[ContractionExecutable]:
     """Races executables within the workspace limit; returns those that ran, from fast to slow."""
-    with turn(cupy().cuda.runtime.getDevice()):  # filling memory would disturb others too
+    with gpu_lock(cupy().cuda.runtime.getDevice()):  # filling memory would disturb others too
         built, (at, workspace, kept) = _fitting(problem, found, tuning.limit(problem))
         times = race([Contestant(executable.bind(at, workspace)) for executable in built])
         del kept
     order = sorted((ms, i) for i, ms in enumerate(times) if ms is not None)
-    return [replace(built[i], recipe=replace(built[i].recipe, milliseconds=ms)) for ms, i in order]
+    return [replace(built[i], config=replace(built[i].config, milliseconds=ms)) for ms, i in order]
 
 
 def _fitting(
-    problem: ContractionProblem, built: Sequence[Built], limit: int
-) -> tuple[list[Built], tuple[Addresses, int, object]]:
+    problem: ContractionProblem, built: Sequence[ContractionExecutable], limit: int
+) -> tuple[list[ContractionExecutable], tuple[Addresses, int, object]]:
     """The executables within the limit for whose workspace there is memory, and scratch memory.
 
     When memory is short, those that take the largest workspace are left out, with a warning.
@@ -342,43 +378,45 @@ def _fitting(
     return [], (Addresses(0, 0, 0), 0, None)
 
 
-def _most(problem: ContractionProblem, form: Form, tune: str) -> int | None:
-    """How many of cuDNN's proposals for a form are measured; None for all: of our kernels, and of
-    the fixed functions of gradients, of which the first may be the slowest."""
-    gradient = form.core == FIXED and problem.direction != "forward"
-    if tune == "exhaustive" or form.kernel is not None or gradient:
+def _most(problem: ContractionProblem, algorithm: CudaAlgorithm, tune: str) -> int | None:
+    """How many of cuDNN's proposals for an algorithm are measured; None for all: of our kernels,
+    and of the fixed functions of gradients, of which the first may be the slowest."""
+    gradient = algorithm.core == FIXED and problem.direction != "forward"
+    if tune == "exhaustive" or algorithm.kernel is not None or gradient:
         return None
-    return _PROPOSED if form.core == CONVOLUTION and not form.packed else _TRIED
+    return _PROPOSED if algorithm.core == CONVOLUTION and not algorithm.packed else _TRIED
 
 
 def _candidates(
     problem: ContractionProblem,
-    form: Form,
+    algorithm: CudaAlgorithm,
     most: int | None,
     tuning: Tuning,
     compiles: bool | None = None,
-) -> Iterator[tuple[Recipe, Core]]:
-    """Builds candidates of a form within the workspace limit: of the first ``most`` choices,
+) -> Iterator[tuple[AlgorithmConfig, Core]]:
+    """Builds candidates of an algorithm within the workspace limit: of the first ``most`` choices,
     algorithms or proposals.
 
     ``compiles`` says whether cuDNN's engines are runtime-compiled; None for both kinds.
     """
     workspace_limit = tuning.limit(problem)
-    if form.core == FIXED:
-        yield from _fixed(problem, form, most, workspace_limit)
+    if algorithm.core == FIXED:
+        yield from _fixed(problem, algorithm, most, workspace_limit)
         return
-    if form.kernel is not None:
-        core_problem = form.of_core(problem)
-        for choice in form.kernel.choices(core_problem, tuning.machine)[:most]:
-            core = load_contraction(core_problem, form.kernel, choice, tuning.machine, tuning.load)
-            size = room(problem, form, core.workspace)
+    if algorithm.kernel is not None:
+        core_problem = algorithm.of_core(problem)
+        for choice in algorithm.kernel.choices(core_problem, tuning.machine)[:most]:
+            core = load_contraction(
+                core_problem, algorithm.kernel, choice, tuning.machine, tuning.load
+            )
+            size = room(problem, algorithm, core.workspace)
             if size <= workspace_limit:
-                yield Recipe(form, choice, (), size), core
+                yield AlgorithmConfig(algorithm, choice, (), size), core
         return
-    core_limit = workspace_limit - room(problem, form, 0)
+    core_limit = workspace_limit - room(problem, algorithm, 0)
     if core_limit < 0:
         return
-    graph = graph_of(problem, form.core, form.stages, target(problem, form))
+    graph = graph_of(problem, algorithm.core, algorithm.stages, target(problem, algorithm))
     # The fastest engines for exact float32 are among those that no heuristic proposes, and few.
     all_engines = most is None or (problem.is_exact and tuning.tune == "quick")
     try:
@@ -394,26 +432,26 @@ def _candidates(
         return
     for plan in plans:
         config: EngineConfig = plan.config
-        size = room(problem, form, plan.workspace)
-        yield Recipe(form, config.engine, config.knobs, size), plan
+        size = room(problem, algorithm, plan.workspace)
+        yield AlgorithmConfig(algorithm, config.engine, config.knobs, size), plan
 
 
 def _fixed(
-    problem: ContractionProblem, form: Form, most: int | None, workspace_limit: int
-) -> Iterator[tuple[Recipe, FixedConvolution]]:
+    problem: ContractionProblem, algorithm: CudaAlgorithm, most: int | None, workspace_limit: int
+) -> Iterator[tuple[AlgorithmConfig, FixedConvolution]]:
     """The candidates among cuDNN's fixed functions."""
-    output = target(problem, form)
+    output = target(problem, algorithm)
     fixed_algorithms = list(algorithms_of(problem))
     if problem.any_size:
         fixed_algorithms = list(_FOR_ALL_SIZES)
     for fixed in fixed_algorithms[:most]:
-        convolution = fixed_convolution(problem, int(fixed), form.stages, output)
+        convolution = fixed_convolution(problem, int(fixed), algorithm.stages, output)
         if isinstance(convolution, str):
             log.debug("%s: %s: %s", problem.describe(), fixed.name, convolution)
             continue
-        size = room(problem, form, convolution.workspace)
+        size = room(problem, algorithm, convolution.workspace)
         if size <= workspace_limit:
-            yield Recipe(form, int(fixed), (), size), convolution
+            yield AlgorithmConfig(algorithm, int(fixed), (), size), convolution
 
 
 def _nothing(problem: ContractionProblem, tuning: Tuning) -> UnsupportedError:
@@ -427,20 +465,23 @@ def _nothing(problem: ContractionProblem, tuning: Tuning) -> UnsupportedError:
 
 
 def _key(problem: ContractionProblem, tuning: Tuning) -> str:
-    """The key of a problem in the cache: all that the choice of a recipe depends on."""
+    """The key of a problem in the cache: all that the choice of a configuration depends on."""
     limit = tuning.limit(problem)
     return digest(
         "contraction", _VERSION, problem, tuning.tune, limit, tuning.device, library_name()
     )
 
 
-def recall(problem: ContractionProblem, tuning: Tuning) -> RankedRecipes | None:
+def recall(problem: ContractionProblem, tuning: Tuning) -> RankedConfigs | None:
     """Returns what the cache remembers of a problem, if anything."""
     return _decode(_store.read(_key(problem, tuning)))
 
 
 def remember(
-    problem: ContractionProblem, tuning: Tuning, ranked: Sequence[Built], compiled: bool
+    problem: ContractionProblem,
+    tuning: Tuning,
+    ranked: Sequence[ContractionExecutable],
+    compiled: bool,
 ) -> None:
     """Stores what was measured on disk, and what cuDNN has compiled for the fastest.
 
@@ -448,21 +489,21 @@ def remember(
     """
     if isinstance(ranked[0].core, Plan):
         ranked[0].core.keep()
-    recipes = [asdict(executable.recipe) for executable in ranked]
-    entry = {"problem": problem.describe(), "ranked": recipes, "compiled": compiled}
+    configs = [asdict(executable.config) for executable in ranked]
+    entry = {"problem": problem.describe(), "ranked": configs, "compiled": compiled}
     text = json.dumps(entry, indent=1).encode()
     _store.put(_key(problem, tuning), text, label="contraction")
 
 
-def _decode(data: bytes | None) -> RankedRecipes | None:
+def _decode(data: bytes | None) -> RankedConfigs | None:
     """Decodes an entry; None if it is missing or malformed, and the caller then measures."""
     if data is None:
         return None
     try:
         entry = json.loads(data)
-        recipes = tuple(
-            Recipe(
-                Form(**row["form"]),
+        configs = tuple(
+            AlgorithmConfig(
+                CudaAlgorithm(**row["algorithm"]),
                 int(row["engine"]),
                 tuple((int(k), int(v)) for k, v in row["knobs"]),
                 int(row["workspace"]),
@@ -470,6 +511,6 @@ def _decode(data: bytes | None) -> RankedRecipes | None:
             )
             for row in entry["ranked"]
         )
-        return RankedRecipes(recipes, bool(entry["compiled"])) if recipes else None
+        return RankedConfigs(configs, bool(entry["compiled"])) if configs else None
     except (ValueError, KeyError, TypeError):
         return None

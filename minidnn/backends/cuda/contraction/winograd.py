@@ -16,9 +16,10 @@ from ....runtime.operand import KernelArgument
 from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
-from ..tensor import has_whole_planes
+from ..tensor import has_contiguous_channels
 from .kernel import ContractionKernel
-from .parts import (
+from .problem import Addresses, ContractionProblem
+from .split_k import (
     MOST_DOWN,
     Divisions,
     filled,
@@ -27,7 +28,6 @@ from .parts import (
     total_numbers,
     without_stages,
 )
-from .problem import Addresses, ContractionProblem
 from .text import compute_stages, parameters_of, source_of
 
 _CHANNELS = 8
@@ -131,7 +131,7 @@ def _parts(problem: ContractionProblem) -> list[int]:
     """Into how many parts K can be split: none is empty, as that would read filters after the last
     one."""
     slabs = _slabs(problem)
-    divisible = all(map(has_whole_planes, (problem.y, *problem.others)))
+    divisible = all(map(has_contiguous_channels, (problem.y, *problem.others)))
     most = max(1, slabs // _LEAST_SLABS) if divisible else 1
     return sorted({filled(slabs, parts) for parts in range(1, 1 + most)})
 

@@ -13,9 +13,9 @@ from ....cudnn.convolution.key import ConvolutionKey
 from ....cudnn.convolution.plan import Candidate, Problem, no_algorithm
 from ....cudnn.enums import is_coarse_winograd
 from ....cudnn.errors import CuDNNError
-from ....cudnn.gpu_turn import turn
+from ....cudnn.gpu_lock import gpu_lock
 from ....gpu import cupy
-from ..contraction.fixed import FixedConvolution
+from ..contraction.fixed_function import FixedConvolution
 
 #: For each operation the indices of image, filter and output of the forward convolution among the
 #: node's operands and result.
@@ -49,7 +49,7 @@ def chosen(layer: LayerConvolution, tune: str, workspace_limit: int) -> FixedCon
         workspace_limit=workspace_limit,
         device=cupy().cuda.runtime.getDevice(),
     )
-    with turn(key.device) if measures else nullcontext():
+    with gpu_lock(key.device) if measures else nullcontext():
         candidates = candidates_for(Problem(key))
     fitting, skipped = constrained(key, candidates)
     refused = list(skipped)

@@ -20,7 +20,7 @@ from ....fusion.attention import (
     FusedAttentionGradient,
 )
 from ....graph.ir import Node
-from ....graph.types import HALVES
+from ....graph.types import HALF_DTYPES
 from ..kernels import Launch
 from ..task import InWorkspace, Pointer, Task, at_offset
 from .fragments import kernel_of, unravel
@@ -65,7 +65,7 @@ def why_not_attention(shape: AttentionShape, *others: FeatureRows) -> str | None
 
     ``others`` are the views of the gradients that are read and written as well.
     """
-    if shape.dtype not in HALVES:
+    if shape.dtype not in HALF_DTYPES:
         return f"it is in {shape.dtype}"
     if shape.size % _CHUNK or shape.size > _MOST_FEATURES:
         return (

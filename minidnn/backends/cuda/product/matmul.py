@@ -15,7 +15,7 @@ from ....fusion.attention import FusedAttention, FusedAttentionGradient
 from ....fusion.product import BatchedProduct, FusedProduct, shape_of
 from ....graph.ir import Node, Value
 from ....graph.operators import MatMul
-from ....graph.types import HALVES
+from ....graph.types import HALF_DTYPES
 from ...codegen.kernel import KernelSource
 from ..expressions import STORED, read
 from ..kernels import Launch
@@ -103,7 +103,7 @@ def _turned(shape: BatchedProduct) -> tuple[bool, bool]:
 
 def why_not_tensor_cores(shape: BatchedProduct) -> str | None:
     """Why tensor cores do not compute a product; None if they do."""
-    if shape.dtype not in HALVES:
+    if shape.dtype not in HALF_DTYPES:
         return f"it is in {shape.dtype}"
     if 0 in (shape.rows, shape.columns, shape.inner, shape.count):
         return "there is nothing to multiply"
@@ -202,7 +202,7 @@ extern "C" __global__ void @(const {A} *a, const {B} *b, {Y} *y) {
 """
 
 
-def print_exactly(shape: BatchedProduct, dtype_a: str, dtype_b: str) -> Launch:
+def print_on_cuda_cores(shape: BatchedProduct, dtype_a: str, dtype_b: str) -> Launch:
     """The kernel of a product on CUDA cores; its pointers are both operands, which may be one int8
     and one uint8, and the result."""
     tiles = (-(-shape.rows // 64), -(-shape.columns // 64))
@@ -274,6 +274,6 @@ def print_product(node: Node, machine: Machine) -> tuple[list[Launch], tuple[Val
     """
     shape, (a, b) = shape_of(node)
     if why_not_tensor_cores(shape) is not None:
-        return [print_exactly(shape, a.dtype, b.dtype)], (a, b)
+        return [print_on_cuda_cores(shape, a.dtype, b.dtype)], (a, b)
     tiles = candidates(shape, machine)
     return [print_on_tensor_cores(shape, tile) for tile in tiles], (a, b)

@@ -113,7 +113,7 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
     if not _suits(plan, tensors):
         return []
     height, width = plan.anchor
-    kept = planes_at_once(plan)
+    kept = live_planes(plan)
     windows = [o.window for o in plan.operations if o.window is not None]
     reach = [max(max(reach_of(w)[axis]) for w in windows) for axis in (0, 1)]
     groups = _channel_groups(plan, binding, tensors)
@@ -149,7 +149,7 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
     return [grid for _, grid in priced]
 
 
-def planes_at_once(plan: KernelPlan) -> int:
+def live_planes(plan: KernelPlan) -> int:
     """Returns how many planes a thread has its rectangle of at once: those that it keeps and, while
     a window computes its taps (it is not plain), its result and those of its operands that are
     inputs."""
@@ -159,7 +159,7 @@ def planes_at_once(plan: KernelPlan) -> int:
         if window is not None and not window.is_plain:
             under = {plan.planes[number].input for number in operation.operands[: window.under]}
             beside.append(1 + len(under - {None}))
-    return most_kept(plan) + max(beside)
+    return peak_live_planes(plan) + max(beside)
 
 
 def _warps_of_halves(grid: Grid, registers: float) -> float:
@@ -222,7 +222,7 @@ def _sums_of_float32(plan: KernelPlan, tensors: Sequence[Tensor]) -> int:
     windows = [o.window for o in plan.operations if o.window is not None]
     if len(windows) == 1 and all(t.itemsize == 2 for t in tensors):
         return 0
-    return sum(window.is_plain and not window.joins.chooses for window in windows)
+    return sum(window.is_plain and not window.combiner.chooses for window in windows)
 
 
 def _channel_groups(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list[int]:
@@ -338,7 +338,7 @@ def reach_of(window: Window) -> tuple[tuple[int, int], tuple[int, int]]:
 def phases_of(window: Window) -> list[int]:
     """Returns the axes along which a window is reduced, in order: of a sum columns first, as sums
     are defined.  Windows with computed taps exchange rows first."""
-    order = (1, 0) if window.is_plain and not window.joins.chooses else (0, 1)
+    order = (1, 0) if window.is_plain and not window.combiner.chooses else (0, 1)
     return [axis for axis in order if window.axes[axis].kernel > 1]
 
 
@@ -384,7 +384,7 @@ def assign_arrays(plan: KernelPlan, segment: int) -> dict[int, int]:
     return arrays
 
 
-def most_kept(plan: KernelPlan) -> int:
+def peak_live_planes(plan: KernelPlan) -> int:
     """How many planes are in registers at once."""
     segments = range(len(plan.steps[0].segments))
     return max(1, *(1 + max(assign_arrays(plan, s).values(), default=0) for s in segments))

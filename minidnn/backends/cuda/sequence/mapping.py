@@ -181,7 +181,7 @@ def skips(plan: KernelPlan) -> bool:
 def _adds_overlapping(step: PlanStep) -> bool:
     """Whether a step has a sum window whose neighbouring outputs share taps along both axes."""
     windows = [o.window for s in step.segments for o in s if o.window is not None]
-    sums = (w for w in windows if w.is_plain and not w.joins.chooses)
+    sums = (w for w in windows if w.is_plain and not w.combiner.chooses)
     return any(all(map(moves_by_one, w.axes)) for w in sums)
 
 

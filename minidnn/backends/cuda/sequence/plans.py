@@ -11,7 +11,7 @@ from minidnn.graph.expression import Instruction
 
 from ....fusion.plan import KernelPlan, PlanOperation, PlanStep
 from ...codegen.taps import is_looped
-from ..expressions import may_part
+from ..expressions import may_diverge
 from .grid import WARP
 
 
@@ -139,5 +139,5 @@ def barrier_of(plan: KernelPlan, threads: int) -> str:
         return "__syncthreads();"
     operations = plan.operations
     finishes = any(o.window is not None and not o.window.is_finished for o in operations)
-    diverges = finishes or any(may_part(o.code) for o in operations)
+    diverges = finishes or any(may_diverge(o.code) for o in operations)
     return "md_sync_warp();" if diverges else "__syncwarp();"

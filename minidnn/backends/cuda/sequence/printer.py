@@ -109,7 +109,7 @@ class _Printer:
         # compiler then takes fewer registers for loading ahead.
         self.skips = not mapping.planar and len(plan.steps) == 1 and skips(plan)
         self.positive = positive_planes(plan)
-        self.triples = machine.joins_three
+        self.triples = machine.has_max3
         self.frame = max(end for _, end in binding.segments)
         self.functions = Functions()
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from minidnn.graph.window import JOINS, Window
+from minidnn.graph.window import COMBINERS, Window
 
 from ....fusion.plan import KernelPlan, PlanOperation
 from ..prelude import TYPES
 from .grid import Grid, is_number, phases_of, reach_of, taps_along
 from .pack import Pack
-from .taps import Tap, TapJoin
+from .taps import Tap, TapReduction
 from .view import Function
 from .window import Finish, identity_text, join, shares
 
@@ -228,7 +228,7 @@ class RectanglePrinter:
         for phase, axis in enumerate(phases := phases_of(window)):
             self._exchange(phase, axis, window, planes, phase == len(phases) - 1)
         down, across = map(taps_along, window.axes)
-        join = TapJoin(self.pack, window, self.plan.anchor, under[0] in self.positive)
+        join = TapReduction(self.pack, window, self.plan.anchor, under[0] in self.positive)
         totals: Cells = {}
         for row, column in product(range(self.grid.rows), range(self.grid.columns)):
             centre = [self._operand(number, row, column) for number in here]
@@ -349,7 +349,7 @@ class RectanglePrinter:
         """Declares the threads with the rectangles before and after; at the plane's ends,
         identities."""
         grid = self.grid
-        nobody = grid.threads + list(JOINS).index(window.join)
+        nobody = grid.threads + list(COMBINERS).index(window.join)
         place, count, step = ("ty", grid.down, grid.across) if axis == 0 else ("tx", grid.across, 1)
         low, high = self.code.fresh(), self.code.fresh()
         self.code.line(f"const int {low} = {place} > 0 ? thread - {step} : {nobody};")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from minidnn.graph.types import ITEMSIZE
-from minidnn.graph.window import JOINS
+from minidnn.graph.window import COMBINERS
 
 from ....fusion.plan import Binding, KernelPlan, PlanStep, roundings
 from ...codegen.code import Code
@@ -32,7 +32,7 @@ from .grid import Grid, assign_arrays, edges_of, is_number, planes_of
 from .plans import barrier_of, positive_planes
 from .rectangle import RectanglePrinter
 from .sums import PlaneSums
-from .vectors import SequenceKernel, are_apart, kernel_of, vector_at
+from .vectors import SequenceKernel, are_separate_operands, kernel_of, vector_at
 from .view import Functions
 
 _HALVES = frozenset(("float16", "bfloat16"))
@@ -82,7 +82,7 @@ class _Printer:
         self.tensors = tensors
         self.grid = grid
         self.positive = positive_planes(plan)
-        self.triples = machine.joins_three
+        self.triples = machine.has_max3
         self.frame = max(end for _, end in binding.segments)
         self.functions = Functions(inline=True)
         self.barrier = barrier_of(plan, grid.threads)
@@ -101,7 +101,7 @@ class _Printer:
             if operation.window is not None:
                 for phase, edges in enumerate(edges_of(operation.window, grid)):
                     counts[phase] = max(counts[phase], edges)
-        self.pitch = grid.threads + len(JOINS)
+        self.pitch = grid.threads + len(COMBINERS)
         # A window's second exchange writes to other slots than its first, so that one barrier in
         # each is enough: all threads have read a phase's slots before the other phase's barrier.
         self.halves = (0, counts[0] * self.pitch)
@@ -241,7 +241,7 @@ class _Printer:
             code.line(self.barrier)
         threads = self.grid.threads
         with code.block(f"for (int i = thread; i < {self.slots}; i += {threads})"):
-            for k, join in enumerate(JOINS.values()):
+            for k, join in enumerate(COMBINERS.values()):
                 value = literal(join.identity)
                 code.line(f"edges[i * {self.pitch} + {threads + k}] = {value};")
 
@@ -425,7 +425,7 @@ class _Printer:
         while i < len(calls):
             count, steps = _repeats(calls, i)
             call = calls[i]
-            if are_apart(self.binding):
+            if are_separate_operands(self.binding):
                 count = 1
             rows = [f"{v} + k * {s}" if count > 1 else str(v)
                     for v, s in zip(call.vectors, steps, strict=True)]  # fmt: skip

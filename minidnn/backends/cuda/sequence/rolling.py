@@ -19,7 +19,7 @@ from minidnn.graph.window import Window, WindowAxis
 
 from ....fusion.plan import Binding, KernelPlan
 from ...codegen.code import Code
-from ..expressions import may_part
+from ..expressions import may_diverge
 from ..prelude import TYPES
 from ..tensor import Tensor
 from .mapping import ThreadTile, moves_by_one, pack_of
@@ -101,7 +101,7 @@ def _window_of(plan: KernelPlan) -> Window | None:
     window = first.window
     if window is None or not window.averages:
         return None
-    if any(o.window is not None or may_part(o.code) for o in others):
+    if any(o.window is not None or may_diverge(o.code) for o in others):
         return None
     source = plan.planes[first.operands[0]]
     if source.input is None or source.one_channel or source.one_image:

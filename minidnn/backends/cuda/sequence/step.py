@@ -12,12 +12,12 @@ from minidnn.graph.window import Axis, Window
 from ....fusion.plan import Plane, PlanOperation, roundings
 from ...codegen.code import Code
 from ...codegen.dialect import CUDA
-from ...codegen.taps import TapLoop, TapPrinter, is_looped, tap_place
+from ...codegen.taps import TapLoop, TapPrinter, is_looped, tap_offset
 from .mapping import ThreadTile
 from .pack import Pack, Pairs, unit_pack
 from .taps import Taps
 from .view import Lanes, PlaneView, Span, minus, plus, times
-from .window import Finish, WindowPrinter, identity_text, join_text
+from .window import Finish, WindowPrinter, combine_text, identity_text
 
 FEW_TAPS = 16
 """Windows that are computed tap by tap are unrolled up to so many taps: then all elements are
@@ -186,7 +186,7 @@ class StepPrinter:
         extent = self.planes[under[0]].extent
         if window.taps <= FEW_TAPS:
             return self._unrolled(window, extent, compute_tap)
-        loop = TapLoop(self.code, "int", pack.declare, self._assign, pack.at, CUDA, window.joins)
+        loop = TapLoop(self.code, "int", pack.declare, self._assign, pack.at, CUDA, window.combiner)
         return TapPrinter(loop, window, extent, lambda: None, compute_tap).print("y", "x")
 
     def _unrolled(
@@ -207,10 +207,10 @@ class StepPrinter:
                 test = " && ".join(each for each in (row_test, column_test) if each)
                 number = f"({down}) * {window.columns.numbers} + {across}"
                 tap = compute_tap(number, (y, x), f"{k}_{i}", test)
-                combined = join_text(pack, window, pack.at(f"part{k}"), pack.at(tap), False)
+                combined = combine_text(pack, window, pack.at(f"part{k}"), pack.at(tap), False)
                 text = f"{test} ? {combined} : {pack.at(f'part{k}')}" if test else combined
                 self._assign(f"part{k}", text)
-            combined = join_text(pack, window, pack.at("total"), pack.at(f"part{k}"), False)
+            combined = combine_text(pack, window, pack.at("total"), pack.at(f"part{k}"), False)
             self._assign("total", combined)
         return "total"
 
@@ -220,7 +220,7 @@ class StepPrinter:
     def _tap_at(self, name: str, axis: Axis, k: int, size: int) -> tuple[str, str, str]:
         """Declares where a tap of the output is along an axis: its position, its number, and the
         condition for it to be inside; empty if it always is."""
-        declared, number, outside = tap_place(f"{name}{k}", axis, name, str(k), size)
+        declared, number, outside = tap_offset(f"{name}{k}", axis, name, str(k), size)
         for variable, text in declared.items():
             self.code.line(f"const int {variable} = {text};")
         if outside:

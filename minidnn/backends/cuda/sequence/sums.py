@@ -16,9 +16,9 @@ from ....graph.layout import PLANAR
 from ....graph.types import TensorType
 from ...codegen.code import Code
 from ...codegen.dialect import literal
-from ..sum_parts import LARGEST
+from ..partial_sums import LARGEST
 from ..tensor import tensor_of
-from .grid import MOST_RESIDENT, Grid, grids, planes_at_once, shared_bytes
+from .grid import MOST_RESIDENT, Grid, grids, live_planes, shared_bytes
 
 LEAST = 4
 """Elements of a large plane that a thread has at least; with fewer, edges cost more than sums
@@ -37,7 +37,7 @@ def choose_sums(region: FusedSequence, shared: int) -> Grid | None:
         for s in binding.slots
     ]
     grid = next(iter(grids(plan, binding, [tensor_of(type, PLANAR) for type in types])), None)
-    if grid is None or planes_at_once(plan) * LEAST > MOST_RESIDENT:
+    if grid is None or live_planes(plan) * LEAST > MOST_RESIDENT:
         return None
     return grid if shared_bytes(plan, grid) <= shared else None
 

@@ -25,7 +25,7 @@ from ..prelude import TYPES
 from .mapping import ThreadTile
 from .pack import Pack, unit_pack
 from .view import Lanes, PlaneView, Span, minus, plus, times
-from .window import identity_text, join_text, taps_of
+from .window import combine_text, identity_text, taps_of
 
 
 @dataclass
@@ -212,7 +212,7 @@ class Tap:
 
 
 @dataclass(frozen=True)
-class TapJoin:
+class TapReduction:
     """Reduces the taps of outputs of a window that computes what it reduces.
 
     A GPU compares and selects at half the rate at which it adds and multiplies, so two kinds of
@@ -267,7 +267,7 @@ class TapJoin:
         total = names[0]
         for name in names[1:]:
             fresh = self.pack.code.fresh()
-            self.pack.declare(fresh, join_text(self.pack, self.window, total, name, False))
+            self.pack.declare(fresh, combine_text(self.pack, self.window, total, name, False))
             total = fresh
         return total
 

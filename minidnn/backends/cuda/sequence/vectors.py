@@ -23,7 +23,8 @@ _THREADS = 256
 @dataclass(frozen=True)
 class SequenceKernel:
     """A printed plan.  Its arguments are pointers: inputs, outputs, then vectors, which are
-    separate (:func:`are_apart`) or packed in one array, whose contents ``vectors()`` returns."""
+    operands of their own (:func:`are_separate_operands`) or packed in one array, which
+    ``vectors()`` makes."""
 
     launch: Launch
     vectors: Callable[[], np.ndarray]
@@ -63,14 +64,14 @@ def parameters(binding: Binding, tensors: Sequence[Tensor]) -> str:
     for i, tensor in enumerate(tensors):
         const = "const " if i < len(binding.inputs) else ""
         parts.append(f"{const}{TYPES[tensor.dtype]} *__restrict__ a{i}")
-    if are_apart(binding):
+    if are_separate_operands(binding):
         parts += [f"const float *__restrict__ vectors{i}" for i, _ in enumerate(binding.vectors)]
     elif binding.vectors:
         parts.append("const float *__restrict__ vectors")
     return ", ".join(parts)
 
 
-def are_apart(binding: Binding) -> bool:
+def are_separate_operands(binding: Binding) -> bool:
     """Whether vectors are read from their own tensors: some are no constants, and each has an
     element for every channel of the kernel."""
     vectors, frame = binding.vectors, _frame(binding)
@@ -84,7 +85,7 @@ def are_apart(binding: Binding) -> bool:
 
 def vector_at(binding: Binding, number: int | str, channel: str) -> str:
     """Returns the address of a vector's element for a channel."""
-    if are_apart(binding):
+    if are_separate_operands(binding):
         return f"vectors{number} + {channel}"
     return f"vectors + (({number}) * {_frame(binding)} + {channel})"
 

@@ -80,12 +80,12 @@ class WindowPrinter:
 def shares(window: Window, positive: bool, triples: bool) -> bool:
     """Whether two neighbouring outputs are reduced together: not sums, nor maxima of which three
     operands take one instruction."""
-    return window.joins.chooses and not (window.join == "max" and positive and triples)
+    return window.combiner.chooses and not (window.join == "max" and positive and triples)
 
 
 def join(pack: Pack, window: Window, ranges: list[list[str]], positive: bool) -> list[str]:
     """Reduces each list to its maximum or its sum; two maxima reduce what they share once."""
-    if len(ranges) == 2 and window.joins.chooses:
+    if len(ranges) == 2 and window.combiner.chooses:
         first, second = ranges
         shared = [name for name in first if name in second]
         if len(shared) > 1:
@@ -104,21 +104,21 @@ def _chain(pack: Pack, window: Window, names: list[str], positive: bool) -> str:
     total = names[0]
     for name in names[1:]:
         fresh = pack.code.fresh()
-        pack.declare(fresh, join_text(pack, window, pack.at(total), pack.at(name), positive))
+        pack.declare(fresh, combine_text(pack, window, pack.at(total), pack.at(name), positive))
         total = fresh
     return total
 
 
-def join_text(pack: Pack, window: Window, a: str, b: str, positive: bool) -> str:
+def combine_text(pack: Pack, window: Window, a: str, b: str, positive: bool) -> str:
     """Returns the expression that combines two elements."""
     if window.join == "max":
         return pack.maximum(a, b, positive)
-    return taps.join_text(CUDA, window.joins, a, b)
+    return taps.combine_text(CUDA, window.combiner, a, b)
 
 
 def identity_text(pack: Pack, window: Window) -> str:
     """Returns what positions outside of the plane count as: the identity of the reduction."""
-    return pack.least if window.join == "max" else literal(window.joins.identity)
+    return pack.least if window.join == "max" else literal(window.combiner.identity)
 
 
 def taps_of(axis: WindowAxis, output: int) -> list[int]:
@@ -149,7 +149,7 @@ class Finish:
         positive.
         """
         pack, window = self.pack, self.window
-        if window.is_finished and window.joins.chooses:
+        if window.is_finished and window.combiner.chooses:
             return total
         if window.averages:
             text = average_text(self, pack.at(total), row, column)
@@ -157,7 +157,7 @@ class Finish:
                 text = f"md_round<{TYPES[rounded]}>({text})"
             pack.declare(name, text)
             return name
-        joined = join_text(pack, window, pack.at(total), identity_text(pack, window), False)
+        joined = combine_text(pack, window, pack.at(total), identity_text(pack, window), False)
         constant, parts = count_parts(window, self.extent, row, column)
         count = f"(float)({' * '.join([str(constant), *parts])})"
         pack.compute(name, linearize(window.finish), [f"({joined})", count], rounded)

@@ -10,7 +10,7 @@ import numpy as np
 from minidnn.frontends.onnx.export.writer import DATA_TYPES, Writer, Writers
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Node
-from minidnn.graph.operator import Windowed, is_whole_product
+from minidnn.graph.operator import Windowed, is_integer_product
 from minidnn.graph.types import BYTES, TensorType, numpy_dtype
 from minidnn.graph.window import WindowAxis
 
@@ -26,7 +26,7 @@ def _conv(writer: Writer, node: Node, inputs: list[str]) -> str:
     assert isinstance(op, ops.Conv2d)
     (top, bottom), (left, right) = op.padding
     kind, bias = "Conv", None
-    if is_whole_product(*(value.type for value in node.inputs)):
+    if is_integer_product(*(value.type for value in node.inputs)):
         kind, (x, weight, *bias) = "ConvInteger", inputs
         _require_bytes(writer, node)
         inputs = [x, weight, writer.number(op.zero, node.inputs[0].dtype)]
@@ -53,7 +53,7 @@ def _require_bytes(writer: Writer, node: Node) -> None:
 
 @writers(ops.Linear)
 def _linear(writer: Writer, node: Node, inputs: list[str]) -> str:
-    is_integer = is_whole_product(*(value.type for value in node.inputs))
+    is_integer = is_integer_product(*(value.type for value in node.inputs))
     if node.inputs[0].type.rank == 2 and not is_integer:
         return writer.add("Gemm", inputs, node.name, transB=1)
     weight = node.inputs[1]
@@ -73,7 +73,7 @@ def _linear(writer: Writer, node: Node, inputs: list[str]) -> str:
 
 @writers(ops.MatMul)
 def _matmul(writer: Writer, node: Node, inputs: list[str]) -> str:
-    is_integer = is_whole_product(*(value.type for value in node.inputs))
+    is_integer = is_integer_product(*(value.type for value in node.inputs))
     if is_integer:
         _require_bytes(writer, node)
     return writer.add("MatMulInteger" if is_integer else "MatMul", inputs, node.name)
@@ -97,7 +97,7 @@ def _window(writer: Writer, node: Node, inputs: list[str]) -> str:
         operands = [
             x_name,
             writer.integers(_around(pads, 4)),
-            writer.number(window.joins.identity, x.dtype),
+            writer.number(window.combiner.identity, x.dtype),
         ]
         x_name, pads = writer.add("Pad", operands, mode="constant"), [(0, 0), (0, 0)]
     attributes: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from minidnn.frontends.onnx.build import Body, is_whole
+from minidnn.frontends.onnx.build import Body, is_integer
 from minidnn.frontends.onnx.call import Convert, Family, OnnxCall
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import (
@@ -143,7 +143,7 @@ def _shrink(call: OnnxCall) -> Value:
     x = call.operand(0)
     bound, bias = call.number("lambd", 0.5), call.number("bias", 0.0)
     dtype = x.dtype
-    if dtype in INTEGERS and not (is_whole(bound) and is_whole(bias)):
+    if dtype in INTEGERS and not (is_integer(bound) and is_integer(bias)):
         # Integers are compared with fractions, and results truncated.
         x = call.build.cast(x, "float32")
     return call.build.pointwise(

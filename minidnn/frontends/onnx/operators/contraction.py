@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.build import Builder, broadcasts_to, is_whole
+from minidnn.frontends.onnx.build import Builder, broadcasts_to, is_integer
 from minidnn.frontends.onnx.call import Family, NotConverted, OnnxCall
 from minidnn.frontends.onnx.operators.windows import SpatialAxes, spatial_axes
 from minidnn.graph import operators as ops
@@ -198,7 +198,7 @@ def _gemm(call: OnnxCall) -> Value:
     shape = b.shape[::-1] if is_transposed else b.shape
     if a.type.rank != 2 or b.type.rank != 2 or a.shape[1] != shape[0]:
         raise GraphError(f"operands have shapes {a.shape} and {shape}; valid are matrices")
-    if a.dtype in INTEGERS and not (is_whole(alpha) and is_whole(beta)):
+    if a.dtype in INTEGERS and not (is_integer(alpha) and is_integer(beta)):
         raise call.refuse(f"its operands are {a.dtype} with alpha={alpha}, beta={beta}")
     out_shape = (a.shape[0], shape[1])
     if c is not None and not broadcasts_to(c.shape, out_shape):

@@ -176,7 +176,7 @@ def type_of(tensor: Any) -> TensorType:
 
 
 @dataclass(frozen=True)
-class KnownOperator:
+class AtenOperator:
     """An ATen overload that is known, its converter, and the condition under which it is taken."""
 
     name: str
@@ -184,7 +184,7 @@ class KnownOperator:
     condition: str
 
 
-_TAKEN: dict[str, KnownOperator] = {}
+_TAKEN: dict[str, AtenOperator] = {}
 
 
 def takes(*names: str, when: str = "") -> Callable[[Converter], Converter]:
@@ -193,7 +193,7 @@ def takes(*names: str, when: str = "") -> Callable[[Converter], Converter]:
     def register(converter: Converter) -> Converter:
         for name in names:
             assert name not in _TAKEN, name
-            _TAKEN[name] = KnownOperator(name, converter, when)
+            _TAKEN[name] = AtenOperator(name, converter, when)
         return converter
 
     return register
@@ -213,7 +213,7 @@ def why_left(name: str) -> str:
     return _LEFT.get(name, "it is not known")
 
 
-def known() -> dict[str, KnownOperator]:
+def known() -> dict[str, AtenOperator]:
     """All known operations by name: "conv2d.default"."""
     return dict(sorted(_TAKEN.items()))
 

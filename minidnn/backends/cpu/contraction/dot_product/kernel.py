@@ -27,9 +27,9 @@ from ..epilogue import Epilogue
 from ..numbers import PARAMETER, absorbed, printed_for_all_sizes
 from ..problem import Problem
 from ..weights import packed_channels, packed_outputs
-from .pack import DotPacker, packed_pairs
+from .pack import DotPacker, pack_bf16
 from .products import DOT_NUMBERS, LINE, SchemeNumbers
-from .scheme import DotScheme, choose_dots, dot_schemes, merge, packing_of_pairs
+from .scheme import DotScheme, bf16_packing, choose_dot_product, dot_schemes, merge
 
 
 def print_products(
@@ -338,12 +338,12 @@ class DotProduct(Algorithm):
     def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
         if not isa.products:
             return f"{isa.name} has no instructions for it"
-        if packing_of_pairs(merge(problem, isa.lanes), isa.lanes) is None:
+        if bf16_packing(merge(problem, isa.lanes), isa.lanes) is None:
             return "its input has few channels a group, or does not lie in blocks of channels"
         return None
 
     def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> DotScheme:
-        return choose_dots(problem, isa, threads)
+        return choose_dot_product(problem, isa, threads)
 
     def schemes(
         self, problem: Problem, has_prologue: bool, isa: Isa, threads: int
@@ -373,6 +373,6 @@ class DotProduct(Algorithm):
 
     def print(self, parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
         weight, *bias = parts.node.inputs[1:]
-        pointers = (packed_pairs(weight, scheme), packed_outputs(bias, scheme))
+        pointers = (pack_bf16(weight, scheme), packed_outputs(bias, scheme))
         packer = DotPacker(parts, scheme, SchemeNumbers(scheme, DOT_NUMBERS))
         return print_products(parts, scheme, threads, packer, pointers)

@@ -240,7 +240,7 @@ _TASK_WORDS = 1 << 13
 """Words that one task packs, about, as far as blocks of terms can be split so."""
 
 
-def packed_pairs(weight: Value, scheme: DotScheme) -> partial[Array] | Packed:
+def pack_bf16(weight: Value, scheme: DotScheme) -> partial[Array] | Packed:
     """Weights (O, I, KH, KW) or (O, I) in bfloat16, in the layout of :func:`packed_words`.
 
     Where the taps of a kernel row are packed as channels, they are channels here, too; input

@@ -382,7 +382,7 @@ def packing_of(problem: Problem, lanes: int) -> Packing | None:
     return None
 
 
-def packing_of_pairs(problem: Problem, lanes: int) -> Packing | None:
+def bf16_packing(problem: Problem, lanes: int) -> Packing | None:
     """Like :func:`packing_of`, with "rows" for few channels; None also where that is impossible."""
     packing = packing_of(problem, lanes)
     if packing != "unrolled":
@@ -424,7 +424,9 @@ S = TypeVar("S", bound=DotScheme)
 
 
 @lru_cache(4096)
-def choose_dots(problem: Problem, isa: Isa, threads: int, any_size: bool = False) -> DotScheme:
+def choose_dot_product(
+    problem: Problem, isa: Isa, threads: int, any_size: bool = False
+) -> DotScheme:
     """The scheme with the least predicted time; ``any_size``: see :class:`DotScheme`."""
     return cheapest(dot_schemes(problem, isa, any_size), threads)
 
@@ -450,7 +452,7 @@ def dot_schemes(problem: Problem, isa: Isa, any_size: bool = False) -> Iterator[
     """Yields schemes with blocks of all sizes that fit the cache, or with one of the smallest."""
     merged = merged_groups(problem, isa.lanes)
     problem = merge(problem, isa.lanes)
-    packing = packing_of_pairs(problem, isa.lanes)
+    packing = bf16_packing(problem, isa.lanes)
     assert packing is not None
     tiles = isa.products == "tiles"
     yield from schemes_of(DotScheme, problem, isa, packing, tiles, merged, any_size)

@@ -168,7 +168,7 @@ class _Printer:
         depth = self.numbers("depth", scheme.problem.inputs)
         code.line(f"{_POINTER} ahead = ws + {depth} * {width};")
         code.line(f"{_POINTER} asked = ahead + {depth} * {width};")
-        prefetched = scheme.product.steps * scheme.product.lines_of_turn * LINE_FLOATS
+        prefetched = scheme.product.steps * scheme.product.lines_per_iteration * LINE_FLOATS
         shift = self.numbers("ahead_shift", prefetched if scheme.product.tiles > 1 else 0)
         with code.block(f"for (uniform int c = 0; c < {count}; c += {columns})"):
             at = f"c * {scheme.lanes}"
