@@ -146,9 +146,8 @@ def fastest(ms: Mapping[str, float]) -> dict[str, float]:
 
 
 def name_of(built: Any) -> str:
-    config = built.config
-    ours = config.algorithm.kernel is not None
-    return config.algorithm if ours else f"cuDNN {config.algorithm}, {config.algorithm}"
+    config, name = built.config, built.config.algorithm_name(built.problem)
+    return name if config.algorithm.kernel is not None else f"cuDNN {name}, {config.algorithm}"
 
 
 def floor_of(problem: Any, precision: str) -> float:

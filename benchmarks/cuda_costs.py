@@ -211,7 +211,7 @@ def record_problems(tune: Any) -> dict[str, list[Any]]:
         rows = [
             [
                 str(one.config.algorithm),
-                one.config.algorithm,
+                one.config.algorithm_name(problem),
                 one.workspace,
                 times.get(id(one.core)),
             ]

@@ -21,7 +21,7 @@ from minidnn.backends.backend import AUTO, Backend, check_inputs_and_outputs_fit
 from minidnn.errors import GraphError, OutOfMemoryError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
-from minidnn.graph.types import BYTES, FLOATS, numpy_dtype
+from minidnn.graph.types import FLOATS, INT8_DTYPES, numpy_dtype
 from minidnn.measure import interleaved, median, ratio
 from minidnn.passes.infrastructure import Observer
 from minidnn.report.explain import AutomaticPrecision, PrecisionTrial
@@ -233,7 +233,7 @@ def _calls_of(examples: Any, interface: Interface) -> list[Call]:
 def _random_calls(interface: Interface) -> list[Call]:
     """Random inputs of several calls, always the same."""
     for value in interface.inputs:
-        if value.dtype not in (*FLOATS, *BYTES):
+        if value.dtype not in (*FLOATS, *INT8_DTYPES):
             raise GraphError(
                 f"examples=None with precision={AUTO!r}: input {value.name!r} has dtype "
                 f"{value.dtype}, of which random numbers mean nothing; valid are examples such as "

@@ -15,7 +15,7 @@ import numpy as np
 from minidnn.errors import MiniDNNError
 from minidnn.fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
 from minidnn.graph import expression as scalar
-from minidnn.graph.types import BYTES, numpy_dtype, saturated
+from minidnn.graph.types import INT8_DTYPES, numpy_dtype, saturated
 from minidnn.graph.window import Evaluation
 
 Span = tuple[int, int]
@@ -61,12 +61,12 @@ def _dtype(name: str, wide: bool) -> np.dtype:
 
 def _as(dtype: np.dtype, array: np.ndarray) -> np.ndarray:
     """Results in the dtype that they are stored in."""
-    return saturated(dtype.name, array) if dtype.name in BYTES else array.astype(dtype)
+    return saturated(dtype.name, array) if dtype.name in INT8_DTYPES else array.astype(dtype)
 
 
 def _float(array: np.ndarray) -> np.ndarray:
     """Values as they are computed with and kept: int8 and uint8 as float32."""
-    return array.astype(np.float32) if array.dtype.name in BYTES else array
+    return array.astype(np.float32) if array.dtype.name in INT8_DTYPES else array
 
 
 @dataclass

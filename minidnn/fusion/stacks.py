@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Elementwise, Windowed
 from minidnn.graph.operators import Concat, Formula
-from minidnn.graph.types import BYTES, FLOATS, HALF_DTYPES
+from minidnn.graph.types import FLOATS, HALF_DTYPES, INT8_DTYPES
 
 
 def why_not_fusable(node: Node) -> str | None:
@@ -55,13 +55,15 @@ def mixes_floats(node: Node) -> bool:
     if not isinstance(op, Formula) or op.computed_in(read) != "float32":
         return False
     narrow = {*read, *(value.dtype for value in node.outputs)} - {"float32"}
-    if op.compute != "float32" and op.dtype not in BYTES:
+    if op.compute != "float32" and op.dtype not in INT8_DTYPES:
         return False
-    return (len(narrow) == 1 and narrow <= {*HALF_DTYPES}) or (bool(narrow) and narrow <= {*BYTES})
+    return (len(narrow) == 1 and narrow <= {*HALF_DTYPES}) or (
+        bool(narrow) and narrow <= {*INT8_DTYPES}
+    )
 
 
 def _has_bytes(node: Node) -> bool:
-    return any(value.dtype in BYTES for value in (*node.inputs, *node.outputs))
+    return any(value.dtype in INT8_DTYPES for value in (*node.inputs, *node.outputs))
 
 
 def _chooses_bytes(node: Node) -> bool:
@@ -69,7 +71,7 @@ def _chooses_bytes(node: Node) -> bool:
     if not isinstance(node.op, Windowed) or not node.op.window().chooses:
         return False
     dtypes = {value.dtype for value in (*node.inputs, *node.outputs)}
-    return len(dtypes) == 1 and dtypes <= {*BYTES}
+    return len(dtypes) == 1 and dtypes <= {*INT8_DTYPES}
 
 
 def is_tensor_operand(node: Node, index: int) -> bool:
@@ -133,7 +135,7 @@ class _Group:
         self.before = 0
         self.after = 0
         # int8 and uint8 store floats; they do not count among the dtypes that must be equal.
-        self.dtypes = {value.dtype for value in node.outputs} - {*BYTES}
+        self.dtypes = {value.dtype for value in node.outputs} - {*INT8_DTYPES}
         self.mixes = mixes_floats(node) and not _has_bytes(node)
         moves = isinstance(node.op, (Concat, Windowed))
         #: The dtypes that concatenations and windows read or give.

@@ -30,7 +30,15 @@ from minidnn.errors import GraphError
 from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, Instruction, argument
 from minidnn.graph.scalar_ops import INTEGER_OPS
-from minidnn.graph.types import BYTES, FLOATS, HALF_DTYPES, INTEGERS, NUMBERS, TensorType, plain
+from minidnn.graph.types import (
+    FLOATS,
+    HALF_DTYPES,
+    INT8_DTYPES,
+    INTEGERS,
+    NUMBERS,
+    TensorType,
+    plain,
+)
 from minidnn.graph.window import Window, pool
 
 
@@ -279,7 +287,7 @@ class Windowed(Operator):
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         window, names = self.window(), self.operand_names
         x, *others = self.operands(inputs)
-        if not (x.dtype in BYTES and window.chooses and window.join == "max"):
+        if not (x.dtype in INT8_DTYPES and window.chooses and window.join == "max"):
             self.require_float(*inputs)
         self.require_rank("input", x, 4)
         batch, channels, *extent = x.shape
@@ -394,7 +402,7 @@ class Reduction(Operator):
 
 
 #: The integer dtypes that contractions take as operands.
-WHOLE = (*BYTES, "int32")
+WHOLE = (*INT8_DTYPES, "int32")
 
 
 def is_integer_product(*inputs: TensorType) -> bool:

@@ -15,7 +15,7 @@ from minidnn.errors import GraphError
 from minidnn.graph.expression import Expression, Instruction, argument, linearize, rint
 from minidnn.graph.operator import Operator
 from minidnn.graph.operators import Formula
-from minidnn.graph.types import BYTES
+from minidnn.graph.types import INT8_DTYPES
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Steps:
     dtype: str
 
     def __post_init__(self) -> None:
-        if self.dtype not in BYTES:
-            raise GraphError(f"dtype={self.dtype!r}; valid are {', '.join(BYTES)}")
+        if self.dtype not in INT8_DTYPES:
+            raise GraphError(f"dtype={self.dtype!r}; valid are {', '.join(INT8_DTYPES)}")
         if not 0 < self.scale < float("inf") or float(np.float32(self.scale)) != self.scale:
             raise GraphError(f"scale={self.scale!r}; valid is a float32 above 0")
         bounds = np.iinfo(self.dtype)
@@ -95,7 +95,7 @@ PER_CHANNEL = Formula(
 
 def quantization_of(op: Operator) -> Steps | None:
     """The parameters with which an operator quantizes all elements; None if it does not."""
-    if not isinstance(op, Formula) or op.dtype not in BYTES:
+    if not isinstance(op, Formula) or op.dtype not in INT8_DTYPES:
         return None
     return _steps(op, op.dtype)
 
@@ -103,7 +103,7 @@ def quantization_of(op: Operator) -> Steps | None:
 def dequantization_of(op: Operator, dtype: str) -> Steps | None:
     """The parameters with which an operator dequantizes integers of ``dtype``; None if it does
     something else."""
-    if not isinstance(op, Formula) or op.dtype is not None or dtype not in BYTES:
+    if not isinstance(op, Formula) or op.dtype is not None or dtype not in INT8_DTYPES:
         return None
     return _steps(op, dtype)
 

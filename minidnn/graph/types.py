@@ -17,7 +17,7 @@ ITEMSIZE |= {"int32": 4, "int64": 8, "bool": 1}
 #: Pixels and quantized numbers, which are moved, converted, and multiplied by contractions.  There
 #: is no other arithmetic in them, as it would wrap.
 ITEMSIZE |= {"uint8": 1, "int8": 1}
-BYTES = ("int8", "uint8")
+INT8_DTYPES = ("int8", "uint8")
 HALF_DTYPES = ("float16", "bfloat16")
 FLOATS = (*HALF_DTYPES, "float32", "float64")
 INTEGERS = ("int32", "int64")

@@ -19,7 +19,7 @@ from minidnn.fusion.target import Target
 from minidnn.graph.ir import Constant, Graph, Node
 from minidnn.graph.operator import Contraction, Elementwise
 from minidnn.graph.operators import Concat
-from minidnn.graph.types import BYTES
+from minidnn.graph.types import INT8_DTYPES
 from minidnn.passes.contract import contract
 from minidnn.passes.infrastructure import Context, Pass
 
@@ -52,7 +52,7 @@ def _epilogue(
     while (node := graph.only_reader(last.output)) is not None:
         if not isinstance(node.op, Elementwise) or node in absorbed:
             break
-        if chain and last.output.dtype in BYTES:
+        if chain and last.output.dtype in INT8_DTYPES:
             break  # it was rounded to integers, with which kernels compute in another way
         reason = target.refuse_epilogue(contraction, node)
         other_tensors = [v for v in node.tensors if v is not last.output]

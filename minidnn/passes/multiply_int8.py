@@ -25,7 +25,7 @@ from minidnn.graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from minidnn.graph.operators import Concat, Conv2d, Formula, Linear, Transpose
 from minidnn.graph.quantization import PER_CHANNEL, Steps, dequantization_of, quantization_of
 from minidnn.graph.scalar_functions import substituted
-from minidnn.graph.types import BYTES, TensorType
+from minidnn.graph.types import INT8_DTYPES, TensorType
 from minidnn.passes.infrastructure import Context, Pass
 
 _MOST_LINES = 64
@@ -53,7 +53,7 @@ def _multiplies(graph: Graph) -> bool:
         body = getattr(node.op, "body", None)
         if isinstance(body, Graph) and _multiplies(body):
             return True
-        if isinstance(node.op, Contraction) and node.inputs[1].dtype in BYTES:
+        if isinstance(node.op, Contraction) and node.inputs[1].dtype in INT8_DTYPES:
             return True
     return False
 
@@ -147,7 +147,7 @@ def _bytes_of(node: Node) -> tuple[Steps, Constant, np.ndarray] | None:
     quantized, scale, zero = (
         value.data for value in dequantize.inputs if isinstance(value, Constant)
     )
-    if quantized.dtype.name not in BYTES or any(size != 1 for size in scale.shape[1:]):
+    if quantized.dtype.name not in INT8_DTYPES or any(size != 1 for size in scale.shape[1:]):
         return None
     shifted = quantized.astype(np.int32) - zero.astype(np.int32)
     if not shifted.size or shifted.min() < -128 or shifted.max() > 127:
@@ -212,7 +212,7 @@ class _FusedFormula:
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph = graph
         self.node = node
-        self.quantizes = node.output.dtype in BYTES
+        self.quantizes = node.output.dtype in INT8_DTYPES
         self.changed = False
         self._sums_producer: Node | None = None
         self._tensors: dict[Value, int] = {}

@@ -16,7 +16,7 @@ from minidnn.errors import GraphError
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operators import Conv2d, Linear
 from minidnn.graph.quantization import PER_CHANNEL, Steps
-from minidnn.graph.types import BYTES, TensorType
+from minidnn.graph.types import INT8_DTYPES, TensorType
 from minidnn.layers.arguments import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.networks import any_graph_of, graph_of, with_own_sizes
@@ -190,7 +190,7 @@ def _checked(ranges: str, percentile: float, dtype: str, accuracy: str) -> Choos
         raise GraphError(f"ranges={ranges!r}; valid are {', '.join(map(repr, RANGES))}")
     if not isinstance(percentile, (int, float)) or not 50 < percentile <= 100:
         raise GraphError(f"percentile={percentile!r}; valid is a number above 50, at most 100")
-    if dtype not in BYTES:
+    if dtype not in INT8_DTYPES:
         raise GraphError(f"dtype={dtype!r}; valid are 'uint8' and 'int8'")
     if accuracy not in ("normal", "high"):
         raise GraphError(f"accuracy={accuracy!r}; valid are 'normal' and 'high'")

@@ -17,7 +17,7 @@ from minidnn.errors import GraphError, UnsupportedError
 from minidnn.fusion.functions import LayerFunction
 from minidnn.fusion.region import FusedContraction, FusedSequence, Region
 from minidnn.graph.ir import Constant, Node
-from minidnn.graph.types import BYTES, FLOATS, plain
+from minidnn.graph.types import FLOATS, INT8_DTYPES, plain
 from minidnn.measure import Estimate
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import CountedProgram, DescribedProgram, Program, TimedProgram
@@ -70,8 +70,8 @@ def _predicted(plan: Plan) -> list[str]:
     ]
     total = 0.0
     kernels = 0
-    dtypes = {v.dtype for v in plan.graph.values if v.dtype in (*FLOATS, *BYTES)}
-    mixed = len(dtypes) > 1 or not dtypes.isdisjoint(BYTES)
+    dtypes = {v.dtype for v in plan.graph.values if v.dtype in (*FLOATS, *INT8_DTYPES)}
+    mixed = len(dtypes) > 1 or not dtypes.isdisjoint(INT8_DTYPES)
     for node in plan.graph.nodes:
         kind = kind_of(plan, node)
         free = kind in ("view", "in place")
@@ -132,7 +132,9 @@ def weight_bytes(node: Node) -> int:
 def _precision(node: Node) -> str:
     """The abbreviated dtype of a region's output, after that of int8 inputs if it is another."""
     output_dtype = _SHORT.get(node.outputs[0].dtype, "")
-    byte_inputs = [v.dtype for v in node.inputs if v.dtype in BYTES and not isinstance(v, Constant)]
+    byte_inputs = [
+        v.dtype for v in node.inputs if v.dtype in INT8_DTYPES and not isinstance(v, Constant)
+    ]
     if not byte_inputs or byte_inputs[0] == node.outputs[0].dtype:
         return output_dtype
     return f"{_SHORT[byte_inputs[0]]}>{output_dtype}"

@@ -102,7 +102,7 @@ def test_a_report_compares_with_products_of_bfloat16() -> None:
     program: Any = exe.program
     text = exe.explain(measure=True)
     assert "in bfloat16" in text.splitlines()[0]
-    assert "[products of pairs]" in text
+    assert "[bfloat16 dot product]" in text
     # Not all processors multiply pairs faster than they add products of float32.
     threads = min(program.threads, describe_machine().cores)
     peak = measured_rates().peak(program.isa.name, threads)

@@ -38,7 +38,7 @@ FORWARD: Direction = "forward"
 DIRECTIONS = (FORWARD, IMAGE_GRADIENT, FILTER_GRADIENT)
 SPREADS = "winograd"
 """The kernel that spreads what is not finite over a tile, as is documented."""
-OF_BYTES = "quads"
+OF_BYTES = "dp4a"
 """The kernel that multiplies whole numbers alone."""
 CASES = {
     "one chunk": Gradient(FORWARD, Convolved((2, 8, 7, 5), 16, (3, 3), padding=(1, 1)), "float16"),
@@ -58,7 +58,9 @@ CASES = {
     "depthwise": Gradient(
         FORWARD, Convolved((2, 24, 7, 6), 24, (3, 3), (1, 2), (1, 1), groups=24), "float16"
     ),
-    "planes": Gradient(FORWARD, Convolved((2, 3, 7, 6), 3, (3, 3), padding=(1, 1), groups=3)),
+    "depthwise NCHW": Gradient(
+        FORWARD, Convolved((2, 3, 7, 6), 3, (3, 3), padding=(1, 1), groups=3)
+    ),
     "image": Gradient(
         IMAGE_GRADIENT, Convolved((2, 16, 7, 6), 24, (3, 3), padding=(1, 1)), "float16"
     ),

@@ -41,7 +41,7 @@ from .single import (
 )
 from .single import emulated as emulated_network
 
-PLANES, FILTER = KERNELS["planes"], KERNELS["planes filter"]
+PLANES, FILTER = KERNELS["depthwise NCHW"], KERNELS["depthwise NCHW filter"]
 pytestmark = pytest.mark.early
 
 

@@ -42,7 +42,7 @@ from .contractions import TILE, within
 from .lowered import EmulatedProgram, Kernel, by_choice, graph_problems, planned_graph
 from .whole_cases import whole_graph
 
-QUADS = KERNELS["quads"]
+QUADS = KERNELS["dp4a"]
 
 
 def by_first(problem: ContractionProblem) -> Kernel:

@@ -13,7 +13,7 @@ from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.prelude import TYPES
 from minidnn.backends.cuda.sequence.window import product_is_enough, quotient_text
-from minidnn.graph.types import BYTES, rounded_to, saturated
+from minidnn.graph.types import INT8_DTYPES, rounded_to, saturated
 from tests.cuda.emulator.run import Emulated
 from tests.sampling import mixed
 
@@ -127,7 +127,7 @@ def test_functions_keep_the_bounds_of_the_cpus(name: str, tmp_path: Path) -> Non
 def test_numbers_are_rounded_to_every_type(dtype: str, tmp_path: Path) -> None:
     x = np.concatenate([numbers(2000), np.array([65519.9, 65520.0, 6e-8, 2.9e-8], np.float32)])
     with np.errstate(all="ignore"):
-        expected = saturated(dtype, x) if dtype in BYTES else rounded_to(dtype, x)
+        expected = saturated(dtype, x) if dtype in INT8_DTYPES else rounded_to(dtype, x)
         expected = expected.astype(np.float32)
     got = apply(f"md_round<{TYPES[dtype]}>(x)", x, tmp_path)
     np.testing.assert_array_equal(got, expected)

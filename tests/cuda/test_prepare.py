@@ -405,8 +405,12 @@ def test_engines_that_compile_are_built_first_only_where_nothing_else_runs(
     assert {one.config.engine for one in tune.everything(problem, [], {}, tuning)} == {7}
     slow, fast = (
         ContractionExecutable(
-            problem, AlgorithmConfig(CudaAlgorithm(TILE.name, 0), 0, (), 0, ms), None, None, None
-        )  # type: ignore[arg-type]
+            problem,
+            AlgorithmConfig(CudaAlgorithm(TILE.name, 0), 0, (), 0, ms),
+            None,  # type: ignore[arg-type]
+            None,
+            None,
+        )
         for ms in (1.0, 1e-6)
     )
     assert [one.config.engine for one in tune.everything(problem, [slow], {}, tuning)] == [0]

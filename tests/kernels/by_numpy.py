@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from minidnn.graph.expression import run as run_code
-from minidnn.graph.types import BYTES
+from minidnn.graph.types import INT8_DTYPES
 from minidnn.graph.window import combine_taps
 from minidnn.kernels.ir import (
     LANE,
@@ -118,7 +118,7 @@ def _value(expr: Expr, points: _Points, arrays: Mapping[str, np.ndarray]) -> np.
         case "load":
             array = arrays[expr.value.name]
             return array[_inside(args[0], array)]
-        case "cast" if expr.dtype in BYTES:  # the nearest of its numbers, of NaN the least
+        case "cast" if expr.dtype in INT8_DTYPES:  # the nearest of its numbers, of NaN the least
             bounds = np.iinfo(expr.dtype)
             return np.fmin(np.fmax(args[0], bounds.min), bounds.max).astype(expr.dtype)
         case "cast":

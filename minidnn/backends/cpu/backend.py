@@ -18,7 +18,7 @@ from ...graph import operators as ops
 from ...graph.index_map import Indexed
 from ...graph.ir import Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
-from ...graph.types import BYTES
+from ...graph.types import INT8_DTYPES
 from ...runtime.agreement import WHY_NO_TIMES, agree_on_sums, sums_over_ranks
 from ...runtime.cores import usable_cores, usable_memory
 from ...runtime.plan import Plan
@@ -68,7 +68,7 @@ _ANY = (
 )
 #: Operators of ``_FLOAT`` that compute with integers as well, as far as their own checks allow.
 _WITH_BYTES = (Contraction, FusedContraction, FusedSequence, ops.Reorder, Windowed)
-_OTHERS = ("int32", "int64", *BYTES, "bool")
+_OTHERS = ("int32", "int64", *INT8_DTYPES, "bool")
 #: Operators that add one element after the other, and take no bfloat16: sums would lose digits.
 _IN_FULL = (ops.ScatterAdd,)
 
@@ -330,7 +330,7 @@ class CpuProgram(TableProgram):
         """
         machine, rates = describe_machine(), measured_rates()
         threads = min(self.threads, machine.cores)
-        has_dot_product = contraction and self.isa.products
+        has_dot_product = contraction and self.isa.bfloat16_products
         name = self.isa.name if has_dot_product else self.isa.extends or self.isa.name
         peak = rates.peak(name, threads) / (1 if contraction else 2)
         fits_l2 = bytes <= machine.caches.l2 * threads

@@ -37,11 +37,11 @@ class Isa:
     registers: int
     flags: tuple[str, ...]
     #: Its dot products of bfloat16: on "vectors" or on the "tiles" of AMX; "" for none.
-    products: str = ""
+    bfloat16_products: str = ""
     extends: str = ""
     #: Its dot products of int8 for kernels on blocks of channels: on "vectors" (VNNI) or on the
     #: "tiles" of AMX; "" for none.
-    quads: str = ""
+    int8_products: str = ""
 
 
 AVX512 = Isa(
@@ -53,14 +53,14 @@ AVX512_BF16 = replace(
     AVX512,
     name="avx512_bf16",
     flags=(*AVX512.flags, "avx512_bf16"),
-    products="vectors",
+    bfloat16_products="vectors",
     extends="avx512",
 )
 AMX_BF16 = replace(
     AVX512_BF16,
     name="amx_bf16",
     flags=(*AVX512_BF16.flags, "amx_tile", "amx_bf16"),
-    products="tiles",
+    bfloat16_products="tiles",
 )
 
 AVX512_VNNI = replace(
@@ -73,13 +73,13 @@ AVX512_VNNI = replace(
         *("avx512_vpopcntdq", "gfni", "vaes", "vpclmulqdq"),
     ),
     extends="avx512",
-    quads="vectors",
+    int8_products="vectors",
 )
 AMX_INT8 = replace(
     AVX512_VNNI,
     name="amx_int8",
     flags=(*AVX512_VNNI.flags, "amx_tile", "amx_int8"),
-    quads="tiles",
+    int8_products="tiles",
 )
 AVX2_VNNI = replace(
     AVX2,
@@ -165,7 +165,7 @@ def is_usable(isa: Isa) -> bool:
     """Whether this processor executes an ISA, and the system lets this process do so."""
     if not processor_flags().issuperset(isa.flags):
         return False
-    return "tiles" not in (isa.products, isa.quads) or _tiles_permitted()
+    return "tiles" not in (isa.bfloat16_products, isa.int8_products) or _tiles_permitted()
 
 
 @cache

@@ -38,7 +38,7 @@ from ...graph.operators import (
     Softmax,
     SumOverRanks,
 )
-from ...graph.types import BYTES, ITEMSIZE, TensorType
+from ...graph.types import INT8_DTYPES, ITEMSIZE, TensorType
 from ...kernels.ops import lower, move, region
 from ...kernels.ops.pitched import Pitched
 from ...memory import ALIGNMENT, Annotations
@@ -168,7 +168,11 @@ class _Lowering:
         if isinstance(op, FusedSequence):
             dense = all(map(self._is_dense, (*node.inputs, *node.outputs)))
             first_node = op.body.nodes[0]
-            if dense and isinstance(first_node.op, Windowed) and first_node.output.dtype in BYTES:
+            if (
+                dense
+                and isinstance(first_node.op, Windowed)
+                and first_node.output.dtype in INT8_DTYPES
+            ):
                 x, y = node.inputs[0], node.output
                 window = print_byte_window(first_node.op, x.type, y.type)
                 return (_shaped_task(node, window, (_pointer(x), y)),)

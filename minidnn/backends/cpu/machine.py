@@ -28,7 +28,7 @@ from ..codegen.kernel import KernelSource
 from .compilers.kernels import compile_kernels
 from .compilers.library import NativeFunction
 from .compilers.toolchain import ispc_banners
-from .contraction.dot_product.products import LINE, PAIRS, Products
+from .contraction.dot_product.products import BF16_PAIR, LINE, Products
 from .execution.buffers import AlignedMemory
 from .execution.program import BoundKernel, NativeProgram, Pool
 from .isa import BFLOAT16_ISAS, ISAS, Isa, is_usable, usable_isas
@@ -290,7 +290,7 @@ def products_kernel(isa: Isa) -> KernelSource:
     """The kernel that measures the peak rate of bfloat16 dot products, on one register tile."""
     products = _products(isa)
     call = f"{products.name}(x, offsets, {PRODUCT_TAPS}, 1, 0, w, sums);"
-    begin, end = (f"{name}();" if products.tiles else "" for name in PAIRS.tiles)
+    begin, end = (f"{name}();" if products.tiles else "" for name in BF16_PAIR.tiles)
     declared = [products.declaration, *(f'extern "C" void {c}' for c in (begin, end) if c)]
     text = f"""{chr(10).join(declared)}
 MD_KERNEL(@) {{
@@ -309,8 +309,8 @@ MD_KERNEL(@) {{
 
 
 def _products(isa: Isa) -> Products:
-    tiles = isa.products == "tiles"
-    return Products(PAIRS, 32 if tiles else 14, 2, LINE, tiles)
+    tiles = isa.bfloat16_products == "tiles"
+    return Products(BF16_PAIR, 32 if tiles else 14, 2, LINE, tiles)
 
 
 def _copy() -> KernelSource:
@@ -385,7 +385,7 @@ def _products_rate(kernel: NativeFunction, isa: Isa, pool: Pool, timer: _Timer) 
     offsets = AlignedMemory(PRODUCT_TAPS * 4)
     region = BoundKernel(kernel, (Operand(0), Operand(1), Operand(2)), pool.threads)
     program = NativeProgram([region], 3, pool=pool)
-    terms = PAIRS.block * PRODUCT_TAPS * PRODUCT_CALLS
+    terms = BF16_PAIR.block * PRODUCT_TAPS * PRODUCT_CALLS
     count = 2.0 * products.pixels * outputs * terms * pool.threads
     bases = [factors.address, sums.address, offsets.address]
     return count / timer.best(lambda: program.run(bases), pool.threads)

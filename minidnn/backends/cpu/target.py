@@ -24,7 +24,7 @@ from ...graph.operators import (
     Reorder,
     Variance,
 )
-from ...graph.types import BYTES
+from ...graph.types import INT8_DTYPES
 from .contraction import NominalWork, why_not_epilogue, why_not_in_blocks, work_of
 from .contraction.choose import nominal_speed
 from .contraction.gradients import why_not as why_no_gradient
@@ -154,7 +154,7 @@ class CpuTarget(Target):
 
     def refuse_mixed(self, node: Node) -> str | None:
         dtypes = {value.dtype for value in (*node.inputs, *node.outputs)}
-        if mixes_floats(node) and dtypes.isdisjoint(BYTES):
+        if mixes_floats(node) and dtypes.isdisjoint(INT8_DTYPES):
             return None
         return super().refuse_mixed(node)
 

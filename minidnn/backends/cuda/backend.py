@@ -18,7 +18,7 @@ from ...graph import operators as ops
 from ...graph.index_map import Indexed
 from ...graph.ir import Node, Value
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
-from ...graph.types import BYTES, FLOATS
+from ...graph.types import FLOATS, INT8_DTYPES
 from ...runtime.agreement import agree_on_sums
 from ...runtime.plan import Plan
 from ...runtime.program import Program
@@ -78,7 +78,7 @@ class CudaBackend:
     name = "cuda"
     keeps_states = True
     any_size_options: Mapping[str, Any] = {"any_size": True}
-    of_one_size = BYTES
+    of_one_size = INT8_DTYPES
 
     def __init__(self, index: int = 0) -> None:
         self.index = index

@@ -34,7 +34,7 @@ from ...graph.operators import (
     TakeChannels,
     Transpose,
 )
-from ...graph.types import BYTES
+from ...graph.types import INT8_DTYPES
 from .contraction.gather import gather_precision, wants_gather
 from .contraction.problem import has_one_layout
 from .contraction.producer import MOST_PRODUCER_OPERATORS
@@ -90,7 +90,7 @@ class CudaTarget(Target):
     def is_exact(self, node: Node) -> bool:
         """Whether a node multiplies in float32: never in half precision or int8, whatever precision
         was asked for."""
-        return self.precision != "tf32" and node.inputs[0].dtype not in (*HALF_DTYPES, *BYTES)
+        return self.precision != "tf32" and node.inputs[0].dtype not in (*HALF_DTYPES, *INT8_DTYPES)
 
     @property
     def multiplies_int8(self) -> bool:
@@ -263,7 +263,7 @@ class CudaTarget(Target):
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         exact = self.is_exact(contraction)
-        if contraction.inputs[0].dtype in BYTES:
+        if contraction.inputs[0].dtype in INT8_DTYPES:
             return "bytes are read as they lie"
         if contraction.output.dtype not in HALF_DTYPES and not exact:
             return "no kernel does so in tf32"

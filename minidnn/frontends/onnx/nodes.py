@@ -29,7 +29,7 @@ from minidnn.frontends.onnx.operators.quantization import CONVERTERS as QUANTIZE
 from minidnn.frontends.onnx.tensors import DTYPES, read_tensor
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import Trace
-from minidnn.graph.types import BYTES
+from minidnn.graph.types import INT8_DTYPES
 
 #: Types in ONNX's schemas whose minidnn dtype has another name.
 _TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
@@ -326,7 +326,7 @@ class Nodes:
         if proto.op_type in _TAKES_ANY_DTYPE:
             return
         for value, dtype in zip(operands, dtypes, strict=True):
-            if value is not None and (dtype in BYTES or dtype != value.dtype):
+            if value is not None and (dtype in INT8_DTYPES or dtype != value.dtype):
                 raise NotConverted(
                     f"it computes in {dtype}; {dtype} can be moved, and made to another dtype by "
                     "Cast or DequantizeLinear"

@@ -12,8 +12,8 @@ from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, argument
 from minidnn.graph.operator import Elementwise, computed_in
 from minidnn.graph.types import (
-    BYTES,
     FLOATS,
+    INT8_DTYPES,
     INTEGERS,
     ITEMSIZE,
     numpy_dtype,
@@ -168,7 +168,7 @@ class Formula(Elementwise):
         with np.errstate(all="ignore"):
             if self.dtype == "bfloat16":
                 return (rounded_to(self.dtype, result),)
-            if self.dtype in BYTES:
+            if self.dtype in INT8_DTYPES:
                 return (saturated(self.dtype, result),)
             return (result.astype(numpy_dtype(self.dtype)),)
 

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 from ...backends.codegen.dialect import CUDA
 from ...backends.codegen.kernel import KernelSource
-from ...graph.types import BYTES, HALF_DTYPES
+from ...graph.types import HALF_DTYPES, INT8_DTYPES
 from ..ir import TASK, Expr, FoldRange, Kernel, Param
 from .text import KEPT, Printer
 
 THREADS = 256
 #: From so many tasks on they are counted in 64 bits.
 _WIDE = 1 << 31
-_NARROW = (*HALF_DTYPES, *BYTES)
+_NARROW = (*HALF_DTYPES, *INT8_DTYPES)
 
 SUM = """\
 // The sum of so many taps, of any number, as graph.window.sum_taps adds them.

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...backends.codegen.dialect import ISPC, literal
 from ...backends.codegen.kernel import KernelSource
-from ...graph.types import BYTES
+from ...graph.types import INT8_DTYPES
 from ..ir import (
     LANE,
     TASK,
@@ -106,14 +106,14 @@ class _Ispc(Printer):
         text, type = self.operand(value), self.TYPES[dtype]
         if "bfloat16" in (dtype, value.dtype):
             return f"md_{'narrow' if dtype == 'bfloat16' else 'wide'}({text})"
-        if dtype in BYTES:
+        if dtype in INT8_DTYPES:
             bounds = np.iinfo(dtype)
             # The comparison is false of NaN, which becomes the least.
             low = f"({text} > {bounds.min} ? {text} : {bounds.min})"
             return f"({type})(int)({low} < {bounds.max} ? {low} : {bounds.max})"
         if dtype == "bool":
             return f"({type})({text} != 0 ? 1 : 0)"
-        return f"({type}){'(int)' if value.dtype in BYTES else ''}{text}"
+        return f"({type}){'(int)' if value.dtype in INT8_DTYPES else ''}{text}"
 
     def block(self, body: Sequence[Statement]) -> None:
         if self._in_lanes:

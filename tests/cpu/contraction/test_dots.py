@@ -1,4 +1,4 @@
-"""Contractions in bfloat16 by products of pairs, of tiles and of vectors, beside float64."""
+"""Contractions in bfloat16 by bfloat16 dot product, of tiles and of vectors, beside float64."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_sums(problem: Problem, kind: str) -> None:
     one, three = (compiled(problem, threads) for threads in THREADS)
     program: Any = one.program
     algorithms = {program.details(node) for node in one.plan.graph.nodes} - {""}
-    assert len(algorithms) == 1 and algorithms <= {"products of pairs", "direct"}
+    assert len(algorithms) == 1 and algorithms <= {"bfloat16 dot product", "direct"}
     actual = one(x)
     expected, size = problem.expected(x)
     allowed = np.abs(expected) * 2.0**-8 + size * 2.0**-20

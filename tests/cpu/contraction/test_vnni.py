@@ -60,7 +60,7 @@ class Problem:
     dtype: str = "uint8"
     zero: int = 0
     bias: bool = False
-    algorithm: str = "products of quads"
+    algorithm: str = "int8 dot product"
 
     @property
     def shape(self) -> tuple[int, ...]:

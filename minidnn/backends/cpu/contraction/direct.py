@@ -15,7 +15,7 @@ from ....fusion.operations import Operation
 from ....graph.expression import argument, linearize
 from ....graph.ir import Constant, Value
 from ....graph.operators import Conv2d, Linear
-from ....graph.types import BYTES, TensorType
+from ....graph.types import INT8_DTYPES, TensorType
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 from ..isa import Isa
@@ -349,7 +349,7 @@ class Direct(Algorithm):
     """
 
     error = 1.0
-    factors = ("float32", "bfloat16", *BYTES)
+    factors = ("float32", "bfloat16", *INT8_DTYPES)
 
     def __init__(self, compensated: bool) -> None:
         self.compensated = compensated
@@ -357,7 +357,7 @@ class Direct(Algorithm):
         self.accuracies = ("high",) if compensated else ("normal", "direct")
 
     def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
-        if problem.source.dtype in BYTES and problem.depth > MOST_EXACT:
+        if problem.source.dtype in INT8_DTYPES and problem.depth > MOST_EXACT:
             return f"sums of {problem.depth} products of bytes have more digits than float32"
         return None
 
@@ -388,7 +388,7 @@ class Direct(Algorithm):
         return 0
 
     def print(self, parts: Parts, scheme: Scheme, threads: int) -> PrintedContraction:
-        if parts.source.dtype in BYTES:
+        if parts.source.dtype in INT8_DTYPES:
             parts = _without_zero(parts)
         return replace(print_scheme(parts, scheme, threads), algorithm=self.name)
 

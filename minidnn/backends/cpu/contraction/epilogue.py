@@ -15,7 +15,7 @@ from ....fusion.operations import Operation
 from ....fusion.plan import chooses
 from ....graph.ir import Value
 from ....graph.quantization import before_rounding
-from ....graph.types import BYTES
+from ....graph.types import INT8_DTYPES
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from ..tensor import ELEMENTS
@@ -112,7 +112,7 @@ class Epilogue:
         #: point is ``zero``; the store does the rounding.
         self._before_store = self.operations
         self.zero: int | None = None
-        if self.element.dtype in BYTES and self.operations:
+        if self.element.dtype in INT8_DTYPES and self.operations:
             *before, last = self.operations
             if (split := before_rounding(last.code)) is not None:
                 self._before_store = (*before, replace(last, code=split[0]))

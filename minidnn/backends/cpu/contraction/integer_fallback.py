@@ -25,7 +25,7 @@ from ....fusion.stacks import reads_otherwise
 from ....graph.ir import Constant, Graph, Node, Value
 from ....graph.operator import Contraction, is_integer_product
 from ....graph.operators import Conv2d, Linear
-from ....graph.types import BYTES
+from ....graph.types import INT8_DTYPES
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 from ..execution.packing import first_terms
@@ -51,9 +51,9 @@ def why_not_in_blocks(parts: Parts, isa: Isa) -> str | None:
     None if it is."""
     x, weight = (value.type for value in parts.node.inputs[:2])
     op = parts.node.op
-    if not isa.quads:
+    if not isa.int8_products:
         return f"{isa.name} has no instructions for it"
-    if x.dtype not in BYTES or weight.dtype != "int8":
+    if x.dtype not in INT8_DTYPES or weight.dtype != "int8":
         return "it multiplies more than bytes"
     if any(value.dtype not in ELEMENTS for value in (parts.result, *parts.others)):
         return f"its result is {parts.result.dtype}"
@@ -71,7 +71,7 @@ def why_not_epilogue(contraction: Node, node: Node) -> str | None:
     """Why ``node`` cannot be the epilogue of an integer contraction; None if it can."""
     if (reason := why_not_point_by_point(contraction, node)) is not None:
         return reason
-    if node.output.dtype not in ("float32", *BYTES):
+    if node.output.dtype not in ("float32", *INT8_DTYPES):
         return f"it gives {node.output.dtype}"
     if any(value.dtype not in STORED for value in node.inputs):
         return "it reads what no kernel reads"

@@ -13,7 +13,7 @@ import numpy as np
 from ....fusion.contraction import Parts
 from ....graph.ir import Constant, Value
 from ....graph.operators import Conv2d, Linear
-from ....graph.types import BYTES
+from ....graph.types import INT8_DTYPES
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from ...codegen.kernel import KernelSource
@@ -45,7 +45,7 @@ class IntegerKernel:
         assert isinstance(weight, Constant) and isinstance(node.op, (Conv2d, Linear))
         self.weight = weight
         self.op = node.op
-        self.words = self.x.dtype in BYTES and weight.dtype == "int8"
+        self.words = self.x.dtype in INT8_DTYPES and weight.dtype == "int8"
         self.unit = WORD if self.words else 1
         vectors = [v.value for operation in parts.epilogue for v in operation.vectors]
         self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
@@ -140,7 +140,7 @@ def _converted(value: str, dtype: str) -> str:
     :class:`.graph.operators.Formula`."""
     if dtype == "bool":
         value = f"({value} != 0) ? 1 : 0"
-    if dtype in BYTES:
+    if dtype in INT8_DTYPES:
         bounds = np.iinfo(dtype)
         # The comparison is false for NaN, which becomes the least value.
         low = f"({value} > {bounds.min} ? {value} : {bounds.min})"

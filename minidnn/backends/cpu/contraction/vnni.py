@@ -20,7 +20,7 @@ import numpy as np
 from minidnn.fusion.contraction import Parts
 from minidnn.graph.ir import Value
 from minidnn.graph.operators import Conv2d, Linear
-from minidnn.graph.types import BYTES
+from minidnn.graph.types import INT8_DTYPES
 
 from ...codegen.code import Code
 from ..execution.buffers import Array
@@ -29,7 +29,7 @@ from ..isa import Isa
 from ..stage import PrintedContraction
 from .dot_product.kernel import DotProduct, print_products
 from .dot_product.pack import DotPacker, packed_words
-from .dot_product.products import DOT_NUMBERS, LINE, QUADS, PackedElement, SchemeNumbers, Table
+from .dot_product.products import DOT_NUMBERS, INT8_QUAD, LINE, PackedElement, SchemeNumbers, Table
 from .dot_product.scheme import DotScheme, Packing, cheapest, packing_of, schemes_of
 from .problem import Problem
 
@@ -42,7 +42,7 @@ class VnniScheme(DotScheme):
     from which the window of each result is then copied.
     """
 
-    word: ClassVar[PackedElement] = QUADS
+    word: ClassVar[PackedElement] = INT8_QUAD
 
     @property
     def row_terms(self) -> int:
@@ -101,11 +101,11 @@ def vnni_schemes(problem: Problem, isa: Isa, any_size: bool = False) -> Iterator
     """Yields schemes with blocks of all sizes that fit the cache, or with one of the smallest."""
     packing = vnni_packing(problem, isa.lanes)
     assert packing is not None
-    tiles = isa.quads == "tiles"
+    tiles = isa.int8_products == "tiles"
     yield from schemes_of(VnniScheme, problem, isa, packing, tiles, any_size=any_size)
 
 
-_BYTE, BLOCK = QUADS.stored, QUADS.block
+_BYTE, BLOCK = INT8_QUAD.stored, INT8_QUAD.block
 
 
 class VnniPacker(DotPacker):
@@ -342,12 +342,12 @@ QUAD_NUMBERS: Table = {
 class Vnni(DotProduct):
     """Dot products of four int8 or uint8 elements, summed in int32 by VNNI or AMX: exact."""
 
-    name = "products of quads"
+    name = "int8 dot product"
     error = 0.0
-    factors: tuple[str, ...] = BYTES
+    factors: tuple[str, ...] = INT8_DTYPES
 
     def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
-        if not isa.quads:
+        if not isa.int8_products:
             return f"{isa.name} has no instructions for it"
         if packing_of(problem, isa.lanes) is None:
             return "its input has few channels a group, or does not lie in blocks of channels"

@@ -26,7 +26,7 @@ from ....graph.operators import (
     Softmax,
     SumOverRanks,
 )
-from ....graph.types import BYTES, TensorType
+from ....graph.types import INT8_DTYPES, TensorType
 from ..isa import Isa
 from ..sequences.sequence import SequenceKernel, print_sequence
 from ..tensor import Tensor
@@ -37,7 +37,7 @@ def copied(type: TensorType) -> Graph:
     """A graph of one node that copies its input."""
     value = Value(type, "source")
     op = Formula(argument(0), title="Copy", dtype=type.dtype, compute="float32")
-    node = Node(op if type.dtype in BYTES else Identity(), [value], "copy")
+    node = Node(op if type.dtype in INT8_DTYPES else Identity(), [value], "copy")
     return Graph([value], node.outputs, [node])
 
 

@@ -22,7 +22,7 @@ from ....graph.expression import Expression, argument, linearize
 from ....graph.ir import Graph, Node, Value
 from ....graph.operator import Elementwise
 from ....graph.scalar_functions import substituted
-from ....graph.types import BYTES, TensorType
+from ....graph.types import INT8_DTYPES, TensorType
 from ....kernels.ir import Kernel
 from ....kernels.ops import elementwise, region
 from ....kernels.ops.pitched import Pitched
@@ -80,7 +80,7 @@ def is_flat(body: Graph, any_size: bool = False) -> bool:
     return (
         all(isinstance(node.op, Elementwise) for node in body.nodes)
         and not any(value.dtype == "bfloat16" for value in body.values)
-        and not any(value.dtype in BYTES for value in intermediate)
+        and not any(value.dtype in INT8_DTYPES for value in intermediate)
         and len(body.outputs) == 1
         and (any_size or body.outputs[0].type.bytes <= _MOST_BYTES)
     )
@@ -107,7 +107,7 @@ def print_flat(body: Graph) -> tuple[Shaped, list[Value]]:
     out = body.outputs[0]
     types = [_of_rank(value.type, vector, out.type.rank) for value, vector in operands]
     values = [value for value, _ in operands]
-    computed = "float32" if out.dtype in BYTES else out.dtype
+    computed = "float32" if out.dtype in INT8_DTYPES else out.dtype
     return print_elementwise(expressions[out], types, out.type, computed), values
 
 

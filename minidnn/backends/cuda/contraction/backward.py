@@ -144,7 +144,7 @@ def _turning(problem: ContractionProblem) -> Launch:
         return print_copy(1, matrix, replace(matrix, channel=filters, row=1, pixel=1))
     parts = {"T": TYPES[dtype], "PLANAR": str(problem.planar).lower()}
     blocks = -(-prod(problem.w.shape) // _THREADS)
-    return Launch(source_of("turn_filter.cu", parts), (blocks, 1, 1), (_THREADS, 1, 1))
+    return Launch(source_of("transpose_filter.cu", parts), (blocks, 1, 1), (_THREADS, 1, 1))
 
 
 def _turning_numbers(problem: ContractionProblem) -> list[int]:

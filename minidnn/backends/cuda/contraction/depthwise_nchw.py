@@ -101,7 +101,7 @@ def why_not_depthwise_nchw(problem: ContractionProblem) -> str | None:
 class DepthwiseNchwKernel(ContractionKernel):
     """Some rows of a column for each thread; a choice is an index of :data:`ROWS`."""
 
-    name = "planes"
+    name = "depthwise NCHW"
     directions = ("forward", IMAGE_GRADIENT)
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
@@ -152,7 +152,7 @@ class DepthwiseNchwKernel(ContractionKernel):
             ),
         }
         blocks = -(-_units(problem, choice) // _THREADS)
-        return [Launch(source_of("planes.cu", parts), (blocks, 1, 1), (_THREADS, 1, 1))]
+        return [Launch(source_of("depthwise_nchw.cu", parts), (blocks, 1, 1), (_THREADS, 1, 1))]
 
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine

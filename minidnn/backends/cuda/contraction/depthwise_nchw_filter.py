@@ -43,7 +43,7 @@ _STRIDES = ("image", "channel", "row", "dy_image", "dy_channel", "dy_row")
 class DepthwiseNchwFilterKernel(ContractionKernel):
     """A channel and a part of the units for each block; a choice is one of :data:`DIVISIONS`."""
 
-    name = "planes filter"
+    name = "depthwise NCHW filter"
     directions = (FILTER_GRADIENT,)
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
@@ -76,7 +76,7 @@ class DepthwiseNchwFilterKernel(ContractionKernel):
         }
         shared = _THREADS // 32 * prod(window) * 4
         grid = (problem.w.shape[0], parts, 1)
-        first = Launch(source_of("planes_filter.cu", text), grid, (_THREADS, 1, 1), shared)
+        first = Launch(source_of("depthwise_nchw_filter.cu", text), grid, (_THREADS, 1, 1), shared)
         return [first] if parts == 1 else [first, print_filter_total(problem)]
 
     def arguments(

@@ -33,7 +33,7 @@ _MOST = 1 << 31
 class Dp4aKernel(ContractionKernel):
     """One filter or four of a pixel for each thread; there is one choice."""
 
-    name = "quads"
+    name = "dp4a"
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if not problem.is_integer:
@@ -74,7 +74,7 @@ class Dp4aKernel(ContractionKernel):
             "RESULTS": _results(problem, lanes),
         }
         blocks = -(-pixels_of(problem) * (problem.w.shape[0] // lanes) // _THREADS)
-        return [Launch(source_of("quads.cu", text), (blocks, 1, 1), (_THREADS, 1, 1))]
+        return [Launch(source_of("dp4a.cu", text), (blocks, 1, 1), (_THREADS, 1, 1))]
 
     def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         x, y = problem.gathered, problem.y

@@ -24,7 +24,7 @@ import numpy as np
 
 from ....cudnn.graph.spec import ALIGNMENT
 from ....graph.operators import Conv2d
-from ....graph.types import BYTES, ITEMSIZE
+from ....graph.types import INT8_DTYPES, ITEMSIZE
 from ....kernels.ir import Param, Write, select
 from ....kernels.ops.planes import PlaneGrid
 from ...codegen.code import Code
@@ -150,11 +150,11 @@ def wants_gather(op: Conv2d, weight: Sequence[int], precision: str) -> bool:
     """Whether a convolution's image is gathered for tensor cores: it has few channels, or, in int8
     and uint8, channels that do not fill whole accesses."""
     plain = op.groups == 1 and op.dilation == (1, 1)
-    if precision in BYTES:
+    if precision in INT8_DTYPES:
         return plain and weight[1] % ALIGNMENT != 0
     return plain and weight[1] <= _FEW_CHANNELS and precision != "float32"
 
 
 def gather_precision(dtype: str, tf32: bool) -> str:
     """The precision in which a contraction of images of that dtype is computed."""
-    return "tf32" if tf32 and dtype not in BYTES else dtype
+    return "tf32" if tf32 and dtype not in INT8_DTYPES else dtype

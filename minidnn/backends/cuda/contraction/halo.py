@@ -181,7 +181,7 @@ class HaloKernel(ContractionKernel):
             "CHUNKS": _panel(channels // LANES),
             "PARAMETERS": parameters_of(problem, names, results=results),
             "HOPPER": hopper_text(problem.x.dtype, halo.filters),
-            "TURNING": template("turn.cu"),
+            "TURNING": template("transpose.cu"),
             "VECTORS": vectors_of(problem),
             **results_text(problem, halo.down),
             "JOIN": reconvergence_barrier(problem),
@@ -289,7 +289,7 @@ def _slabs(problem: ContractionProblem, groups: int) -> tuple[int, int]:
 
 
 def _turn(problem: ContractionProblem, halo: Halo) -> int:
-    """Elements from one row of results that are transposed to the next, as in ``turn.cu``."""
+    """Elements from one row of results that are transposed to the next, as in ``transpose.cu``."""
     padded = halo.filters + 8
     return halo.filters if is_rounded(problem) and halo.filters % 64 == 0 else padded
 

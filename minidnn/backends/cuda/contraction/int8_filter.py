@@ -20,7 +20,7 @@ from ....fusion.contraction import Parts
 from ....graph.ir import Constant
 from ....graph.operator import is_integer_product
 from ....graph.operators import Conv2d, Linear
-from ....graph.types import BYTES
+from ....graph.types import INT8_DTYPES
 from ...codegen.code import Code
 from .problem import BytesOnly, ContractionProblem
 
@@ -32,7 +32,7 @@ def why_not_bytes(parts: Parts) -> str | None:
         return None
     if not isinstance(parts.node.op, (Conv2d, Linear)):
         return f"{parts.node.op.name} is no convolution or linear layer"
-    if x.dtype not in BYTES or weight.dtype != "int8":
+    if x.dtype not in INT8_DTYPES or weight.dtype != "int8":
         return f"it multiplies {x.dtype} by {weight.dtype}; valid are int8 and uint8 by int8"
     if not all(isinstance(value, Constant) for value in (weight, *bias)):
         return "its weight or bias is computed; valid are constants"

@@ -17,7 +17,7 @@ from ....graph.expression import Instruction, argument, linearize
 from ....graph.ir import Constant, Node, Value
 from ....graph.operator import Operator
 from ....graph.operators import Conv2d, Conv2dInputGradient, Conv2dWeightGradient, Linear
-from ....graph.types import BYTES, TensorType
+from ....graph.types import INT8_DTYPES, TensorType
 from ....runtime.operand import KernelArgument
 from ..pointwise import CHAIN, Argument, PointStep
 from ..tensor import Tensor
@@ -100,7 +100,7 @@ class ContractionProblem:
     @property
     def is_integer(self) -> bool:
         """Whether it multiplies int8 or uint8, with sums in int32."""
-        return self.x.dtype in BYTES
+        return self.x.dtype in INT8_DTYPES
 
     @property
     def numbers(self) -> int:
@@ -422,7 +422,7 @@ def _stages(node: Node, parts: Parts) -> tuple[tuple[EpilogueStep, ...], tuple[V
     """The epilogue, the bias first, and the vectors that it reads."""
     stages: list[EpilogueStep] = []
     vectors: dict[Value, None] = {}
-    if len(parts.node.inputs) > 2 and parts.node.inputs[0].dtype not in BYTES:
+    if len(parts.node.inputs) > 2 and parts.node.inputs[0].dtype not in INT8_DTYPES:
         vectors[parts.node.inputs[2]] = None
         stages.append(EpilogueStep("bias", _BIAS))
     chain = parts.node.output

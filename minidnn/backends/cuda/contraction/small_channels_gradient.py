@@ -232,7 +232,7 @@ _COPIES = {
 class SmallChannelsGradientKernel(ContractionKernel):
     """Steps of pixels for each block; a choice is the number of split-K parts."""
 
-    name = "stem gradient"
+    name = "small-channels gradient"
     directions = (FILTER_GRADIENT,)
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
@@ -271,7 +271,7 @@ class SmallChannelsGradientKernel(ContractionKernel):
         numbers of :meth:`numbers`; and the one that adds them up and rounds to half precision."""
         shape = _shape(problem, machine)
         groups = -(-problem.w.shape[0] // shape.filters)
-        first = source_of("stem_gradient.cu", _text(problem, shape, machine))
+        first = source_of("small_channels_gradient.cu", _text(problem, shape, machine))
         parts = Launch(first, (choice, groups, 1), (32 * WARPS, 1, 1), shape.shared_bytes)
         return [parts, print_filter_total(problem)]
 
@@ -319,7 +319,7 @@ def _steps(problem: ContractionProblem, shape: SmallChannelsTile) -> int:
 def _text(
     problem: ContractionProblem, shape: SmallChannelsTile, machine: Machine
 ) -> dict[str, object]:
-    """What the names in dollars of ``stem_gradient.cu`` stand for."""
+    """What the names in dollars of ``small_channels_gradient.cu`` stand for."""
     _, channels, rows, columns = problem.w.shape
     element = TYPES[problem.x.dtype]
     lanes = _lanes(problem)

@@ -125,7 +125,9 @@ def print_total(problem: ContractionProblem) -> Launch:
         "EPILOGUE": planar_epilogue_of(problem),
     }
     across = -(-_width(problem) // (4 * _THREADS))
-    return Launch(source_of("parts.cu", text), (across, problem.w.shape[0], 1), (_THREADS, 1, 1))
+    return Launch(
+        source_of("split_k_total.cu", text), (across, problem.w.shape[0], 1), (_THREADS, 1, 1)
+    )
 
 
 def planar_epilogue_of(problem: ContractionProblem) -> str:
@@ -169,7 +171,7 @@ def filter_part_bytes(problem: ContractionProblem, parts: int) -> int:
 
 def print_filter_total(problem: ContractionProblem) -> Launch:
     """The kernel that adds up parts of a filter's gradient; it takes :func:`total_arguments`."""
-    source = source_of("stem_total.cu", {"T": TYPES[problem.w.dtype]})
+    source = source_of("small_channels_total.cu", {"T": TYPES[problem.w.dtype]})
     blocks = -(-prod(problem.w.shape) // _EACH)
     return Launch(source, (blocks, 1, 1), (_TOTAL_THREADS, 1, 1), 4 * _TOTAL_THREADS)
 

@@ -15,7 +15,7 @@ from math import prod
 from ....cudnn.graph.spec import ALIGNMENT
 from ....graph.expression import linearize
 from ....graph.operators import ReLU, ScaleShift
-from ....graph.types import BYTES
+from ....graph.types import INT8_DTYPES
 from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
@@ -58,7 +58,7 @@ class TileKernel(ContractionKernel):
 
     def why_no_tile(self, problem: ContractionProblem) -> str | None:
         """Why no tile computes a problem, whatever the machine; None if tiles do."""
-        if problem.x.dtype not in ("float16", "bfloat16", *BYTES):
+        if problem.x.dtype not in ("float16", "bfloat16", *INT8_DTYPES):
             return f"it is in {problem.x.dtype}"
         if problem.planar or problem.groups != 1:
             return "its images are planar" if problem.planar else f"it has {problem.groups} groups"
@@ -123,7 +123,7 @@ class TileKernel(ContractionKernel):
             "HEADER": header_of(problem) if is_integer else "",
             "BEGIN": _WHOLE_BEGIN if is_integer else _BEGIN,
             "PARAMETERS": parameters_of(problem, _NAMES),
-            "TURN": template("turn.cu"),
+            "TURN": template("transpose.cu"),
             "STATE": _SIMPLE_STATE if simple else _WINDOW_STATE,
             "ROWS": _SIMPLE_ROWS if simple else _WINDOW_ROWS,
             "TAP": "" if simple else _WINDOW_TAP,
@@ -355,7 +355,7 @@ def _whole_results(problem: ContractionProblem, tile: Tile, simple: bool) -> str
         "EPILOGUE": epilogue_of(problem, f"[i % {early}][k]" if early else None),
         "NEXT_OTHERS": _next_others(problem, early),
     }
-    return _results("tile_whole.cu", problem, text)
+    return _results("tile_integers.cu", problem, text)
 
 
 def _added_results(problem: ContractionProblem) -> str:

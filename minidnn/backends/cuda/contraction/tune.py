@@ -53,7 +53,7 @@ _KEPT = 6
 """How many of the fastest configurations are remembered."""
 _AGAIN = 2
 """How many of the fastest of one race take part in the next, against other candidates."""
-_VERSION = 28
+_VERSION = 29
 """Part of the cache's keys: what another version has remembered is not found."""
 _COMPILED = 1
 """How many of cuDNN's runtime-compiled engines are measured for an algorithm: building one takes a

@@ -1,5 +1,5 @@
 // Softmax of scores times values, where scores are queries times keys: no score passes through
-// memory.  Printed by forward.py, which says what the names in dollars stand for.
+// memory.  Printed by attention.py, which says what the names in dollars stand for.
 //
 // Each row's exponentials are taken of its distance from the largest score so far, and what was
 // added up before is scaled when a larger one comes.

@@ -1,5 +1,5 @@
 // The gradients of attention for its keys and values, whose rows a block has: it passes over
-// queries, with what attention_queries.cu leaves for each.  Printed by backward.py, which says what
+// queries, with what attention_queries.cu leaves for each.  Printed by attention.py, which says what
 // the names in dollars stand for.
 namespace attention_$NAME$ {
 $SHARED$

@@ -1,5 +1,5 @@
 // The gradient of attention for its queries, and what each row's softmax takes off the gradients of
-// its scores.  Printed by backward.py, which says what the names in dollars stand for.
+// its scores.  Printed by attention.py, which says what the names in dollars stand for.
 namespace attention_$NAME$ {
 $SHARED$
 enum { BLOCKS = (QUERIES + BLOCK - 1) / BLOCK, STEPS = (KEYS + TILE - 1) / TILE };

@@ -1,4 +1,4 @@
-// Products of batches of matrices on tensor cores.  Printed by tensor_cores.py, which says what the
+// Products of batches of matrices on tensor cores.  Printed by matmul.py, which says what the
 // names in dollars stand for.
 //
 // A block makes a tile of BM rows by BN columns.  An operand lies in shared memory as in memory:

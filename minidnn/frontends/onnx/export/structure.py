@@ -11,7 +11,7 @@ from minidnn.frontends.onnx.export.writer import DATA_TYPES, Writer, Writers
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Node
 from minidnn.graph.operator import Windowed, is_integer_product
-from minidnn.graph.types import BYTES, TensorType, numpy_dtype
+from minidnn.graph.types import INT8_DTYPES, TensorType, numpy_dtype
 from minidnn.graph.window import WindowAxis
 
 writers = Writers()
@@ -47,7 +47,7 @@ def _conv(writer: Writer, node: Node, inputs: list[str]) -> str:
 
 def _require_bytes(writer: Writer, node: Node) -> None:
     """Refuses a contraction of int32 operands, which ONNX lacks."""
-    if any(value.dtype not in BYTES for value in node.inputs[:2]):
+    if any(value.dtype not in INT8_DTYPES for value in node.inputs[:2]):
         raise writer.refuse(node, "ONNX multiplies int8 and uint8, and no int32")
 
 

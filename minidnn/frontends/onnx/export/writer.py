@@ -23,7 +23,7 @@ from minidnn.graph.quantization import (
     dequantization_of,
     quantization_of,
 )
-from minidnn.graph.types import BYTES, FLOATS, INTEGERS, numpy_dtype
+from minidnn.graph.types import FLOATS, INT8_DTYPES, INTEGERS, numpy_dtype
 
 #: minidnn's dtypes -> ``TensorProto.DataType``.
 DATA_TYPES = {
@@ -247,7 +247,9 @@ def write_expression(writer: Writer, node: Node, inputs: list[str]) -> str:
         else:
             results.append(_operation(writer, line.op, operand_names, computed))
     result = results[-1]
-    if node.output.dtype in BYTES:  # int8 and uint8 saturate, which a cast in ONNX need not do
+    if (
+        node.output.dtype in INT8_DTYPES
+    ):  # int8 and uint8 saturate, which a cast in ONNX need not do
         bounds = np.iinfo(node.output.dtype)
         limits = [writer.number(bound, computed) for bound in (bounds.min, bounds.max)]
         result = writer.add("Clip", [result, *limits])

@@ -24,7 +24,7 @@ from minidnn.graph.expression import (
 )
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.operator import Operator
-from minidnn.graph.types import BYTES, FLOATS, INTEGERS
+from minidnn.graph.types import FLOATS, INT8_DTYPES, INTEGERS
 
 _family = Family("element-wise with broadcasting")
 CONVERTERS = _family.converters
@@ -187,7 +187,11 @@ def _cast_like(call: OnnxCall) -> Value:
 
 def _converted(call: OnnxCall, x: Value, dtype: str) -> Value:
     """A value cast to a dtype; integers to int8 or uint8 are refused, since they would wrap."""
-    if dtype in BYTES and x.dtype != dtype and (x.dtype in INTEGERS or x.dtype in BYTES):
+    if (
+        dtype in INT8_DTYPES
+        and x.dtype != dtype
+        and (x.dtype in INTEGERS or x.dtype in INT8_DTYPES)
+    ):
         raise call.refuse(f"it makes {dtype} of {x.dtype}, which would wrap; valid is a float")
     if x.dtype in FLOATS and dtype in FLOATS and x.dtype != dtype and not isinstance(x, Constant):
         return call.build.pointwise("Cast", lambda a: a, x, dtype=dtype)

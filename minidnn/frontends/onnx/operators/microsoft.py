@@ -17,7 +17,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression, exp, where
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.quantization import DEQUANTIZE, QUANTIZE, dequantized, quantized
-from minidnn.graph.types import BYTES
+from minidnn.graph.types import INT8_DTYPES
 
 DOMAIN = "com.microsoft"
 
@@ -28,7 +28,7 @@ CONVERTERS = _family.converters
 def _number(call: OnnxCall, at: int) -> Value:
     """The dequantized operand ``at``; its scale and its zero point are the two operands after."""
     build, x, scale = call.build, call.operand(at), call.operand(at + 1)
-    if x.dtype not in BYTES or scale.dtype != "float32":
+    if x.dtype not in INT8_DTYPES or scale.dtype != "float32":
         raise call.refuse(
             f"its operand {at} is {x.dtype} by a scale in {scale.dtype}; valid are int8 and uint8 "
             "by float32"

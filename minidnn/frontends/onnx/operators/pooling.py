@@ -15,7 +15,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import maximum
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import Operator
-from minidnn.graph.types import BYTES
+from minidnn.graph.types import INT8_DTYPES
 from minidnn.graph.window import Window, WindowAxis, average_window
 
 _family = Family("pooling")
@@ -103,7 +103,7 @@ def _max_pool(call: OnnxCall) -> tuple[Value, ...]:
     axes = _axes(call, x)
     by_columns = call.flag("storage_order")
     out = _pooled(call, x, axes, partial(Window, join="max"))
-    if call.wants(1) and x.dtype in BYTES:
+    if call.wants(1) and x.dtype in INT8_DTYPES:
         raise call.refuse(f"its output of places is of {x.dtype}; valid is float32")
     return (out, _places(call, x, axes, by_columns)) if call.wants(1) else (out,)
 

@@ -28,7 +28,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import maximum, minimum, rint, where
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.quantization import DEQUANTIZE, PER_CHANNEL, QUANTIZE, dequantized, quantized
-from minidnn.graph.types import BYTES, TensorType, numpy_dtype
+from minidnn.graph.types import INT8_DTYPES, TensorType, numpy_dtype
 
 _family = Family("quantization")
 CONVERTERS = _family.converters
@@ -66,7 +66,7 @@ def _dequantized_constant(
     shape = np.broadcast_shapes(x.shape, zero.shape, scale.shape)
     compute = partial(_numbers_of, x, scale, zero, kind, dtype)
     value = build.later(TensorType(shape, dtype), compute)
-    if x.dtype not in BYTES or dtype != "float32" or kind != "float32":
+    if x.dtype not in INT8_DTYPES or dtype != "float32" or kind != "float32":
         return value
     scalar_shape = (1,) * x.type.rank
     operands = [
@@ -97,7 +97,7 @@ def _quantize(call: OnnxCall) -> Value:
     dtype = dtype_of(output_type, "attribute 'output_dtype'") if output_type else "uint8"
     dtype = dtype if zero is None else build.dtype(zero)
     call.integer("saturate", 1)
-    if dtype not in BYTES or x.dtype != "float32" or call.operand(1).dtype != "float32":
+    if dtype not in INT8_DTYPES or x.dtype != "float32" or call.operand(1).dtype != "float32":
         raise call.refuse(
             f"it makes {dtype} of {x.dtype} by a scale in {call.operand(1).dtype}; valid are int8 "
             "and uint8 of float32 by float32"

@@ -19,7 +19,7 @@ from torch.fx import Node
 from minidnn._torch_internals import OpOverload
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.trace import current_trace
-from minidnn.graph.types import BYTES, ITEMSIZE, TensorType, numpy_dtype
+from minidnn.graph.types import INT8_DTYPES, ITEMSIZE, TensorType, numpy_dtype
 
 #: The beginning of the reason for leaving an operation that behaves differently in training mode.
 TRAINING = "it is in training mode"
@@ -165,7 +165,7 @@ def type_of(tensor: Any) -> TensorType:
     if tensor.layout != torch.strided:
         raise Refused(f"a tensor has layout {tensor.layout}")
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in ITEMSIZE or dtype in BYTES:  # int8 and uint8 wrap in PyTorch
+    if dtype not in ITEMSIZE or dtype in INT8_DTYPES:  # int8 and uint8 wrap in PyTorch
         raise Refused(f"a tensor has dtype {dtype}")
     sizes: Sequence[Any] = tuple(tensor.shape)
     if not all(isinstance(size, int) for size in sizes):

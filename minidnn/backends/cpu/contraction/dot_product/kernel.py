@@ -330,13 +330,13 @@ class DotKernel:
 class DotProduct(Algorithm):
     """Dot products of two bfloat16 values, summed in float32 by AVX-512 BF16 or AMX."""
 
-    name = "products of pairs"
+    name = "bfloat16 dot product"
     error = 1.0
     accuracies = ACCURACIES
     factors: tuple[str, ...] = ("bfloat16",)
 
     def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
-        if not isa.products:
+        if not isa.bfloat16_products:
             return f"{isa.name} has no instructions for it"
         if bf16_packing(merge(problem, isa.lanes), isa.lanes) is None:
             return "its input has few channels a group, or does not lie in blocks of channels"

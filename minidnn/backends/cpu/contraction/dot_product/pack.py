@@ -24,10 +24,10 @@ from ...tensor import ELEMENTS
 from ..numbers import PARAMETER
 from ..pack import Prologue
 from ..weights import print_pair_packing
-from .products import PAIRS, SchemeNumbers
+from .products import BF16_PAIR, SchemeNumbers
 from .scheme import DotScheme
 
-_SHORT, BLOCK = PAIRS.stored, PAIRS.block
+_SHORT, BLOCK = BF16_PAIR.stored, BF16_PAIR.block
 
 
 class DotPacker(Prologue):

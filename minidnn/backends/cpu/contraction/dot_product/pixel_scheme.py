@@ -16,7 +16,7 @@ from minidnn.graph.operators import Conv2dWeightGradient
 
 from ...isa import Isa
 from ...tensor import Tensor
-from .products import LINE, PAIRS, Products
+from .products import BF16_PAIR, LINE, Products
 
 LANES = 16
 _ENOUGH_TASKS = 32
@@ -141,14 +141,14 @@ class PixelScheme:
     def blocks(self) -> int:
         """Lines of pixels (blocks of terms) that a product multiplies."""
         last = (self.images - 1) * self.packed_height + self.height
-        return -(-last * self.width // PAIRS.block)
+        return -(-last * self.width // BF16_PAIR.block)
 
     @property
     def step(self) -> int:
         """Bytes from a row of pixels to the next.  It is a constant of the text, so it has few
         values; none is such that rows map to the same sets of a cache."""
         rows, columns = self.phases
-        pixels = len(rows) * len(columns) * self.pixels + PAIRS.block + self.reach(1)
+        pixels = len(rows) * len(columns) * self.pixels + BF16_PAIR.block + self.reach(1)
         return -(-2 * pixels // 1024) * 1024 + LINE
 
     @property
@@ -207,7 +207,7 @@ class PixelScheme:
         return sum(map(_up, self.scratch.values()))
 
     def products(self) -> Products:
-        return Products(PAIRS, self.rows, self.vectors, self.step, self.tiles)
+        return Products(BF16_PAIR, self.rows, self.vectors, self.step, self.tiles)
 
     def numbers(self) -> dict[str, int]:
         """The numbers that the kernel reads when it runs, by name."""
@@ -251,7 +251,7 @@ def choose_pixels(
     op: Conv2dWeightGradient, batch: int, x: Tensor, gradient: Tensor, isa: Isa
 ) -> PixelScheme:
     """The scheme of a weight gradient on tensors of these layouts."""
-    tiles = isa.products == "tiles"
+    tiles = isa.bfloat16_products == "tiles"
     vectors = min(2, -(-gradient.channels // op.convolution.groups // LANES))
     single = PixelScheme(op, batch, x, gradient, tiles, 32 if tiles else 8, 1, vectors, 1)
     taps = prod(single.taps)

@@ -75,7 +75,7 @@ class PackedElement:
         return f"{self.prefix}_begin_tiles", f"{self.prefix}_end_tiles"
 
 
-PAIRS = PackedElement(
+BF16_PAIR = PackedElement(
     name="pairs",
     terms=2,
     stored="unsigned int16",
@@ -91,7 +91,7 @@ PAIRS = PackedElement(
 """Two bfloat16 values, summed in float32.  The instructions treat subnormal numbers as zeros, and
 round sums to the nearest."""
 
-QUADS = PackedElement(
+INT8_QUAD = PackedElement(
     name="quads",
     terms=4,
     stored="unsigned int8",

@@ -18,7 +18,7 @@ from minidnn.graph.types import ITEMSIZE
 from ...isa import Isa
 from ..problem import Problem
 from ..scheme import Tile, split_vectors
-from .products import LINE, PAIRS, PackedElement, Products
+from .products import BF16_PAIR, LINE, PackedElement, Products
 
 Packing = Literal["blocks", "features", "rows", "unrolled"]
 
@@ -70,7 +70,7 @@ class DotScheme:
         any_size: whether the text serves every spatial size, even if another is better for this.
     """
 
-    word: ClassVar[PackedElement] = PAIRS
+    word: ClassVar[PackedElement] = BF16_PAIR
 
     problem: Problem
     lanes: int
@@ -401,7 +401,7 @@ def merged_groups(problem: Problem, lanes: int) -> int:
     have anyway, or if no number of groups achieves it."""
     if not _spreads(problem, lanes):
         return 1
-    for wanted in (PAIRS.block, lanes):
+    for wanted in (BF16_PAIR.block, lanes):
         for count in range(2, problem.groups + 1):
             fits = count * problem.inputs % wanted == count * problem.outputs % lanes == 0
             if fits and problem.groups % count == 0:
@@ -454,7 +454,7 @@ def dot_schemes(problem: Problem, isa: Isa, any_size: bool = False) -> Iterator[
     problem = merge(problem, isa.lanes)
     packing = bf16_packing(problem, isa.lanes)
     assert packing is not None
-    tiles = isa.products == "tiles"
+    tiles = isa.bfloat16_products == "tiles"
     yield from schemes_of(DotScheme, problem, isa, packing, tiles, merged, any_size)
 
 

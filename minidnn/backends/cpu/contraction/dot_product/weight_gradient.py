@@ -24,7 +24,7 @@ from ...stage import Stage, Staged, Workspace
 from ...tensor import ELEMENTS, Tensor
 from ..numbers import PARAMETER
 from .pixel_scheme import LANES, choose_pixels
-from .products import PAIRS
+from .products import BF16_PAIR
 
 _TRANSPOSE = Move("store", alike=False, full=True, element=ELEMENTS["float32"])
 _TRANSPOSE_BFLOAT16 = Move("store", alike=False, full=False, element=ELEMENTS["bfloat16"])
@@ -332,7 +332,7 @@ def print_pixel_products(
         ("shifts", " + phase_rows + phase_columns"),
     ):
         declared.append(f"const uniform int32 * uniform {name} = {phases_and_shifts}{after};")
-    begin, end = (f"{name}();" if products.tiles else "" for name in PAIRS.tiles)
+    begin, end = (f"{name}();" if products.tiles else "" for name in BF16_PAIR.tiles)
     substitutions = {
         **{"parameter": PARAMETER, "numbers": "\n  ".join(declared), "rows": scheme.rows},
         **{"vectors": scheme.vectors, "step": scheme.step // 2, "tile": scheme.tile},

@@ -1,4 +1,4 @@
-// A convolution of bytes without tensor cores, of any groups and channels.  Printed by quads.py,
+// A convolution of bytes without tensor cores, of any groups and channels.  Printed by dp4a.py,
 // which says what the names in dollars stand for.
 //
 // A thread computes LANES neighbouring filters of a pixel, from words of STEP bytes.

@@ -1,5 +1,5 @@
 // The gradient of a filter of few input channels on tensor cores, in parts.  Printed by
-// stem_gradient.py, which says what the names in dollars stand for; it also says how rows of
+// small_channels_gradient.py, which says what the names in dollars stand for; it also says how rows of
 // the image lie in shared memory.
 //
 //     dw[filter][tap] = sum over pixels of dy[pixel][filter] * window[pixel][tap]
