@@ -85,7 +85,7 @@ def measure(
 ) -> Iterator[tuple[str, str, tuple[float, float]]]:
     """Of some convolutions, whose kernels are compiled together, direction, kind and the ratios of
     each contraction to the fastest: heuristic and quick."""
-    from minidnn.backends.cuda.contraction.tune import launches_of
+    from minidnn.backends.cuda.contraction.algorithms import launches_of
     from minidnn.backends.cuda.functions import LaunchLoader
     from minidnn.backends.cuda.machine import machine_of
     from minidnn.cudnn.errors import CuDNNError

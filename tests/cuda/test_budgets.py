@@ -13,9 +13,9 @@ import pytest
 
 from minidnn import layers as L
 from minidnn import models
+from minidnn.backends.cuda.contraction.algorithms import launches_of as contraction_launches
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, PARTS, TILES
-from minidnn.backends.cuda.contraction.tune import launches_of as contraction_launches
 from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan

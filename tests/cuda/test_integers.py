@@ -12,7 +12,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.backend import CudaBackend
-from minidnn.backends.cuda.contraction.algorithms import algorithms_for
+from minidnn.backends.cuda.contraction.algorithms import algorithms_for, launches_of
 from minidnn.backends.cuda.contraction.config import CudaAlgorithm, target
 from minidnn.backends.cuda.contraction.graphs import (
     CONVOLUTION,
@@ -24,7 +24,6 @@ from minidnn.backends.cuda.contraction.graphs import (
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
-from minidnn.backends.cuda.contraction.tune import launches_of
 from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.machine import Machine

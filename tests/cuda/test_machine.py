@@ -12,8 +12,8 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn import models
 from minidnn.backends.cuda import machine as cuda_machine
+from minidnn.backends.cuda.contraction.algorithms import launches_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.tune import launches_of
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.machine import Machine, machine_of

@@ -237,7 +237,7 @@ def book(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Book:
         "gain": gain,
         "with_compiled": with_compiled,
         "build": lambda problem, config, core, machine, load: built(problem, config),
-        "turn": lambda device: nullcontext(),
+        "gpu_lock": lambda device: nullcontext(),
         "cupy": lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)),
     }.items():
         monkeypatch.setattr(choice, name, value)

@@ -59,8 +59,8 @@ FAULTS = (
     Fault(
         "the last part of a batch begins behind its end",
         "minidnn/dynamic/split.py",
-        "found.append(BatchPart(min(begin, total - rows), rows))",
-        "found.append(BatchPart(begin, rows))",
+        "parts.append(BatchPart(min(begin, total - rows), rows))",
+        "parts.append(BatchPart(begin, rows))",
         ("tests/dynamic/test_parts.py",),
     ),
     Fault(
@@ -157,8 +157,8 @@ FAULTS = (
     Fault(
         "pads of ONNX windows are taken in pairs",
         "minidnn/frontends/onnx/operators/pooling.py",
-        "if max(pad) >= reach:",
-        "if max(pad) > reach:",
+        "if max(pad) >= extent:",
+        "if max(pad) > extent:",
         ("tests/onnx/test_reading.py", "tests/onnx/test_backend.py"),
     ),
     Fault(

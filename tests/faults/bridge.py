@@ -68,28 +68,28 @@ FAULTS = (
     Fault(
         "the data of a tensor has the gradient of the tensor",
         f"{_FRONTEND}/functional.py",
-        "            found[node].target = torch.Tensor.detach\n",
+        "            copies[node].target = torch.Tensor.detach\n",
         "            pass\n",
         (_PROGRAMS,),
     ),
     Fault(
         "a conversion that gives its operand gives a copy",
         f"{_FRONTEND}/memory.py",
-        "    return operand if made and given and _lying(made[0]) == _lying(given[0]) else None\n",
+        "    return operand if outputs and inputs and _lying(outputs[0]) == _lying(inputs[0]) else None\n",
         "    return None\n",
         (_PROGRAMS, "tests/torch/test_memory.py", "tests/torch/test_written_elsewhere.py"),
     ),
     Fault(
         "einsum that only permutes gives a copy",
         f"{_FRONTEND}/memory.py",
-        "    return found if any(each is not None for each in found) else []\n",
+        "    return bases if any(each is not None for each in bases) else []\n",
         "    return []\n",
         (_PROGRAMS, "tests/torch/test_memory.py", "tests/torch/test_written_elsewhere.py"),
     ),
     Fault(
         "late hooks are not noticed",
         f"{_ENGINE}/module.py",
-        "any(number >= first for hooks in (*GLOBAL_HOOKS, *own) for number in hooks)",
+        "any(number >= first_new for hooks in (*GLOBAL_HOOKS, *own_hooks) for number in hooks)",
         "False",
         ("tests/torch/test_late_hooks.py",),
     ),
@@ -124,8 +124,8 @@ FAULTS = (
     Fault(
         "parts write what is read behind them",
         f"{_ENGINE}/trained.py",
-        "last.issuperset((results[place], *target.users))",
-        "results[place] in last",
+        "last_nodes.issuperset((results[place], *target.users))",
+        "results[place] in last_nodes",
         ("tests/torch/test_own_writes.py",),
     ),
     Fault(

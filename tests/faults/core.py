@@ -43,8 +43,8 @@ FAULTS = (
     Fault(
         "a state that is an output is given as what it became",
         "minidnn/passes/in_place.py",
-        "given = [v for v in graph.outputs if roots.get(v) in graph.updates]",
-        "given: list[Value] = []",
+        "read_outputs = [v for v in graph.outputs if roots.get(v) in graph.updates]",
+        "read_outputs: list[Value] = []",
         ("tests/passes/test_update_in_place.py", "tests/states/test_programs.py"),
     ),
     Fault(
@@ -71,15 +71,15 @@ FAULTS = (
     Fault(
         "any constant vector becomes a bias",
         "minidnn/passes/fold.py",
-        "one_each = other.shape[-1:] == features and prod(other.shape[:-1]) == 1",
-        "one_each = prod(other.shape[:-1]) == 1",
+        "is_vector = other.shape[-1:] == features and prod(other.shape[:-1]) == 1",
+        "is_vector = prod(other.shape[:-1]) == 1",
         ("tests/passes/test_fold_bias.py",),
     ),
     Fault(
         "a stride is taken for an identity",
         "minidnn/passes/simplify.py",
-        "return plain and same and all(a.stride == 1 and a.padding == (0, 0) for a in window.axes)",
-        "return plain",
+        "copies and same_type and all(a.stride == 1 and a.padding == (0, 0) for a in window.axes)",
+        "copies",
         ("tests/passes/test_simplify.py",),
     ),
     Fault(
@@ -135,8 +135,8 @@ FAULTS = (
     Fault(
         "the gradient of a deviation has the wrong sign",
         "minidnn/gradients/rules/normalization.py",
-        "pulled = pulled - _mean(pulled) - normal * _mean(pulled * normal)",
-        "pulled = pulled - _mean(pulled) + normal * _mean(pulled * normal)",
+        "projected = projected - _mean(projected) - normalized * _mean(projected * normalized)",
+        "projected = projected - _mean(projected) + normalized * _mean(projected * normalized)",
         ("tests/gradients/test_cases.py",),
     ),
     Fault(
@@ -156,14 +156,14 @@ FAULTS = (
     Fault(
         "the second gradient of a value takes the place of the first",
         "minidnn/gradients/reverse.py",
-        "found[value] = result if before is None else recording.sum(before, result)",
-        "found[value] = result",
+        "gradients[value] = result if earlier is None else recording.sum(earlier, result)",
+        "gradients[value] = result",
         ("tests/gradients/test_reverse.py",),
     ),
     Fault(
         "gradients of slices that overlap are joined",
         "minidnn/gradients/reverse.py",
-        "if start != end or size == 0:",
+        "if start != covered or size == 0:",
         "if size == 0:",
         ("tests/gradients/test_slices.py",),
     ),

@@ -78,7 +78,7 @@ FAULTS = (
     Fault(
         "a damaged entry of the cache is used",
         "minidnn/cache/_store.py",
-        "if not found.startswith(entry.check):",
+        "if not checksum.startswith(entry.check):",
         "if False:",
         ("tests/cache/test_store.py",),
     ),
@@ -106,8 +106,8 @@ FAULTS = (
     Fault(
         "buffers of a patch lie over each other while both are in use",
         "minidnn/backends/cuda/sequence/mapping.py",
-        "near = [p for other, p in found.items() if spans[other][1] >= begin]",
-        "near = [p for other, p in found.items() if spans[other][1] > begin]",
+        "live = [p for other, p in placed.items() if spans[other][1] >= begin]",
+        "live = [p for other, p in placed.items() if spans[other][1] > begin]",
         ("tests/cuda/test_kernels.py", "tests/cuda/test_sequence_random.py"),
     ),
     Fault(

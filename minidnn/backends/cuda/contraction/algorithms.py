@@ -1,16 +1,30 @@
 """The algorithms of a contraction that are worth trying, and a lower bound of their times.
 
-The bound is that of memory traffic, so tuning can drop algorithms without building them.
+The bound is that of memory traffic, so tuning can drop algorithms without building them.  Here is
+also what all algorithms of a contraction need: workspace, and the kernels that are compiled.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from ....graph.types import ITEMSIZE
+from ..kernels import Launch
 from ..machine import Machine
 from ..tensor import Tensor
-from .config import CONVOLUTION, FIXED, PRODUCT, CudaAlgorithm, sums_of, used
+from .config import (
+    CONVOLUTION,
+    FIXED,
+    PRODUCT,
+    AlgorithmConfig,
+    CudaAlgorithm,
+    finish_of,
+    prepare_of,
+    room,
+    sums_of,
+    used,
+)
 from .graphs import can_be_product, fusable_stages, why_no_engine
 from .kernel_registry import KERNELS
 from .problem import ContractionProblem
@@ -132,3 +146,32 @@ def _fixed_stages(problem: ContractionProblem) -> int:
         if modes[: len(pattern)] == pattern and all(plain[: len(pattern)]):
             return len(pattern)
     return 0
+
+
+@lru_cache(maxsize=1024)
+def least_workspace(problem: ContractionProblem, machine: Machine) -> int:
+    """Bytes of workspace that all algorithms take: for a gathered image, or for the result of a
+    prologue where all cores are cuDNN's, which fuses none.  Of a problem with an epilogue reduction
+    only cuDNN's algorithms count, which a sweep follows: ours have partial sums in the core's
+    workspace."""
+    algorithms = algorithms_for(problem, machine)
+    if problem.reduction is not None:
+        algorithms = [algorithm for algorithm in algorithms if algorithm.kernel is None]
+    return min((room(problem, algorithm, 0) for algorithm in algorithms), default=0)
+
+
+def launches_of(
+    problem: ContractionProblem, machine: Machine, known: AlgorithmConfig | None = None
+) -> list[Launch]:
+    """The launches of our kernels that may be chosen, and of those before and after cuDNN's cores;
+    if a configuration is ``known``, of that one alone."""
+    launches: list[Launch | None] = []
+    for algorithm in algorithms_for(problem, machine) if known is None else [known.algorithm]:
+        launches += [prepare_of(problem, algorithm, machine), finish_of(problem, algorithm)]
+        launches += sums_of(problem, algorithm)
+        if algorithm.kernel is not None:
+            core_problem = algorithm.of_core(problem)
+            choices = algorithm.kernel.choices(core_problem, machine)
+            for choice in choices if known is None else [known.engine]:
+                launches += algorithm.kernel.launches(core_problem, choice, machine)
+    return [launch for launch in launches if launch is not None]

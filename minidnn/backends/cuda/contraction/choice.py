@@ -18,6 +18,7 @@ from ....cudnn.gpu_lock import gpu_lock
 from ....gpu import cupy
 from ....runtime.cores import usable_cores
 from ..kernels import Launch
+from .algorithms import launches_of
 from .config import ContractionExecutable, Core, build, core_of
 from .problem import ContractionProblem
 from .tune import (
@@ -30,7 +31,6 @@ from .tune import (
     everything,
     first,
     gain,
-    launches_of,
     measured,
     own,
     recall,

@@ -14,7 +14,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 
 from ....cache import CacheStore, digest
 from ....cudnn.enums import ConvolutionFwdAlgo
@@ -25,9 +24,8 @@ from ....cudnn.graph.timing import Contestant, race
 from ....cudnn.machine import device_name, library_name
 from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from ....gpu import cupy
-from ..kernels import Launch
 from ..machine import Machine
-from .algorithms import algorithms_for, last_resort, least_milliseconds
+from .algorithms import algorithms_for, last_resort, least_milliseconds, least_workspace
 from .config import (
     FIXED,
     AlgorithmConfig,
@@ -35,10 +33,7 @@ from .config import (
     Core,
     CudaAlgorithm,
     build,
-    finish_of,
-    prepare_of,
     room,
-    sums_of,
     target,
 )
 from .fixed_function import FixedConvolution, algorithms_of, fixed_convolution
@@ -111,42 +106,13 @@ class Tuning:
     def limit(self, problem: ContractionProblem) -> int:
         """Bytes of workspace that the problem may take: at least what all of its algorithms
         take."""
-        needed = _least_room(problem, self.machine)
+        needed = least_workspace(problem, self.machine)
         return max(self.workspace_limit, self.spare.get(problem, 0), needed)
 
     @property
     def device(self) -> str:
         """The name of the current device."""
         return device_name(cupy().cuda.runtime.getDevice())
-
-
-@lru_cache(maxsize=1024)
-def _least_room(problem: ContractionProblem, machine: Machine) -> int:
-    """Bytes of workspace that all algorithms take: for a gathered image, or for the result of a
-    prologue where all cores are cuDNN's, which fuses none.  Of a problem with an epilogue reduction
-    only cuDNN's algorithms count, which a sweep follows: ours have partial sums in the core's
-    workspace."""
-    algorithms = algorithms_for(problem, machine)
-    if problem.reduction is not None:
-        algorithms = [algorithm for algorithm in algorithms if algorithm.kernel is None]
-    return min((room(problem, algorithm, 0) for algorithm in algorithms), default=0)
-
-
-def launches_of(
-    problem: ContractionProblem, machine: Machine, known: AlgorithmConfig | None = None
-) -> list[Launch]:
-    """The launches of our kernels that may be chosen, and of those before and after cuDNN's cores;
-    if a configuration is ``known``, of that one alone."""
-    launches: list[Launch | None] = []
-    for algorithm in algorithms_for(problem, machine) if known is None else [known.algorithm]:
-        launches += [prepare_of(problem, algorithm, machine), finish_of(problem, algorithm)]
-        launches += sums_of(problem, algorithm)
-        if algorithm.kernel is not None:
-            core_problem = algorithm.of_core(problem)
-            choices = algorithm.kernel.choices(core_problem, machine)
-            for choice in choices if known is None else [known.engine]:
-                launches += algorithm.kernel.launches(core_problem, choice, machine)
-    return [launch for launch in launches if launch is not None]
 
 
 def first(problem: ContractionProblem, tuning: Tuning) -> ContractionExecutable:

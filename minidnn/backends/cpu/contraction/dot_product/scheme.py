@@ -2,8 +2,7 @@
 
 The block of inputs that a task reads is packed so that the pixels of several rows of results are
 evenly spaced: packed rows are as wide as the padded input, and each phase of a row stride has rows
-of its own.  So a tile is a run of pixels across rows of results; it computes those between two rows
-as well, and they are dropped.
+of its own.  So a tile is a run of pixels across rows; those between two rows are dropped.
 """
 
 from __future__ import annotations
