@@ -6,6 +6,7 @@ overrides those that it knows better.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,12 +22,29 @@ from minidnn.graph.layout import PLANAR, Layout
 from minidnn.graph.operator import Contraction
 from minidnn.graph.operators import Conv2d
 
+#: Former names of methods, by which backends of others may still define them.
+_FORMER_NAMES = {
+    "adds_planes": "fuses_spatial_sums",
+    "multiplies_bytes": "multiplies_int8",
+    "refuse_by_image": "refuse_batch_tiling",
+    "refuse_front": "refuse_producer",
+    "turns_products": "transposes_products",
+}
+
 
 @dataclass(frozen=True)
 class Target:
     """A device, and what can be computed on it in which way."""
 
     device: Device = TWO_CORES
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for former, name in _FORMER_NAMES.items():
+            if former in cls.__dict__:
+                message = f"{cls.__name__}.{former} is called {name} now"
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                setattr(cls, name, cls.__dict__[former])
 
     @property
     def storage(self) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Folders whose files run beside what runs on a GPU, and never decide it.
-NO_STACKS = (
+UNRELATED = (
     "minidnn/backends/cpu",
     "minidnn/batch",
     "minidnn/data",
@@ -58,7 +58,7 @@ def source_files(root: Path = ROOT) -> list[Path]:
 
 def is_apart(file: Path, root: Path) -> bool:
     """Whether a file lies in one of the folders that decide nothing."""
-    return any(file.is_relative_to(root / folder) for folder in NO_STACKS)
+    return any(file.is_relative_to(root / folder) for folder in UNRELATED)
 
 
 def _test_files(root: Path) -> set[Path]:

@@ -8,37 +8,100 @@ from __future__ import annotations
 import io
 import tokenize
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from minidnn.fusion.target import Target
 
 #: Names of classes, functions and attributes, and what stands in their place.
 NAMES = {
     "Agreed": "ConsensusCheck",
     "AlikePrograms": "ResizedPrograms",
     "Apart": "IsolatedJobs",
+    "BackwardHalf": "BackwardGraph",
+    "Built": "ContractionExecutable",
+    "DeviceMeeting": "DeviceProcessGroup",
+    "Done": "PreparedTask",
     "Dots": "DotProduct",
+    "Form": "CudaAlgorithm",
+    "Given": "CallerArray",
     "GivenTensor": "RequestTensor",
+    "Halves": "ForwardBackward",
+    "InFront": "Producer",
+    "Join": "Combiner",
+    "JoinName": "CombinerName",
+    "KeptProgram": "CachedProgram",
+    "KeptPrograms": "ProgramCache",
+    "KnownOperator": "AtenOperator",
+    "LaidDown": "UploadedConstants",
+    "LaidSequence": "LaidOutSequence",
+    "Meeting": "ProcessGroup",
+    "PlacedContraction": "BoundContraction",
+    "Placement": "BufferView",
+    "Planes": "PlaneStrides",
+    "PlanesFilterKernel": "DepthwiseNchwFilterKernel",
+    "PlanesKernel": "DepthwiseNchwKernel",
     "QuadPacker": "VnniPacker",
     "QuadScheme": "VnniScheme",
     "Quads": "Vnni",
+    "QuadsKernel": "Dp4aKernel",
     "RankPlace": "RankInfo",
+    "RankedRecipes": "RankedConfigs",
+    "Recipe": "AlgorithmConfig",
+    "StatesInTurn": "OrderedStates",
+    "StemGradientKernel": "SmallChannelsGradientKernel",
+    "StemShape": "SmallChannelsTile",
     "StepsInTurn": "InterleavedSteps",
+    "Suited": "RescheduledSequence",
+    "SumParts": "PartialSums",
+    "SumsBehind": "EpilogueReduction",
     "TakenPart": "CompiledPart",
+    "TapJoin": "TapReduction",
+    "TileParts": "TilePartialSums",
     "Untouched": "OpaqueOperations",
     "WholeConvolution": "IntegerConvolution",
     "WholeKernel": "IntegerKernel",
     "WholeLinear": "IntegerLinear",
+    "adds_planes": "fuses_spatial_sums",
+    "check_apart": "check_no_overlap",
     "check_quiet_writes": "check_untaped_writes",
+    "computes_its_own_way": "overrides_computation",
     "exact_bytes": "fallback_bytes",
     "exact_products": "fallback_products",
     "exact_step": "fallback_step",
     "exact_terms": "fallback_terms",
     "find_place": "find_rank",
+    "forms_of": "algorithms_for",
     "given_itself": "returned_operand",
     "has_others_code": "has_user_code",
     "in_turn": "interleaved",
+    "join_block": "reduce_block",
+    "join_parts": "reduce_partial_sums",
+    "join_taps": "combine_taps",
+    "lay_down": "upload",
+    "lies_one_way": "has_one_layout",
+    "make_in_front": "fuse_producers",
+    "meet_in": "set_process_group",
+    "meeting_of": "process_group_of",
+    "multiplies_bytes": "multiplies_int8",
     "multiplies_strangers": "reads_padding",
+    "packed_quads": "pack_int8",
+    "place_concat": "concat_in_place",
+    "place_parts": "slice_in_place",
+    "place_sums": "overlap_rank_sums",
+    "place_updates": "update_in_place",
+    "pool_first": "hoist_pooling",
+    "pool_last": "sink_pooling",
     "print_whole": "print_integer",
+    "reads_weight_as_it_lies": "reads_weight_unpacked",
+    "refuse_by_image": "refuse_batch_tiling",
+    "refuse_front": "refuse_producer",
+    "share_joins": "share_concats",
+    "sum_behind": "fuse_epilogue_reductions",
+    "turn_linear": "linear_to_conv",
+    "turn_products": "transpose_products",
+    "why_not_behind": "why_not_epilogue",
     "why_not_whole": "why_not_integer",
 }
 
@@ -47,16 +110,40 @@ MODULES = {
     "backends/cpu/contraction/dots": "backends/cpu/contraction/dot_product",
     "backends/cpu/contraction/quads": "backends/cpu/contraction/vnni",
     "backends/cpu/contraction/whole": "backends/cpu/contraction/integer_fallback",
+    "backends/cuda/contraction/behind": "backends/cuda/contraction/epilogue_reduction",
+    "backends/cuda/contraction/bytes": "backends/cuda/contraction/int8_filter",
+    "backends/cuda/contraction/fixed": "backends/cuda/contraction/fixed_function",
+    "backends/cuda/contraction/forms": "backends/cuda/contraction/algorithms",
+    "backends/cuda/contraction/in_front": "backends/cuda/contraction/producer",
+    "backends/cuda/contraction/parts": "backends/cuda/contraction/split_k",
+    "backends/cuda/contraction/planes": "backends/cuda/contraction/depthwise_nchw",
+    "backends/cuda/contraction/planes_filter": "backends/cuda/contraction/depthwise_nchw_filter",
+    "backends/cuda/contraction/quads": "backends/cuda/contraction/dp4a",
+    "backends/cuda/contraction/recipe": "backends/cuda/contraction/config",
+    "backends/cuda/contraction/stem_gradient": "backends/cuda/contraction/small_channels_gradient",
+    "backends/cuda/contraction/stream_front": "backends/cuda/contraction/stream_producer",
+    "backends/cuda/contraction/sums_behind": "backends/cuda/contraction/epilogue_reduction_text",
+    "backends/cuda/sequence/suit": "backends/cuda/sequence/reschedule",
+    "backends/cuda/sum_parts": "backends/cuda/partial_sums",
+    "cudnn/gpu_turn": "cudnn/gpu_lock",
     "distributed/agreed": "distributed/rank",
     "distributed/place": "distributed/rank",
     "dynamic/alike": "dynamic/source",
+    "frontends/own": "frontends/zoo",
     "frontends/torch/hidden": "frontends/torch/memory",
     "frontends/torch/quiet_writes": "frontends/torch/untaped_writes",
     "frontends/torch/untouched": "frontends/torch/opaque",
     "frontends/torch/whole": "frontends/torch/capture",
+    "gradients/halves": "gradients/forward_backward",
     "lab/apart": "lab/isolated_jobs",
     "layers/whose_code": "layers/functional",
     "measure/turns": "measure",
+    "passes/by_image": "passes/batch_tiling",
+    "passes/move_pools": "passes/move_pooling",
+    "passes/multiply_bytes": "passes/multiply_int8",
+    "passes/place": "passes/in_place",
+    "passes/sum_inside": "passes/fuse_reductions",
+    "passes/turn_products": "passes/transpose_products",
     "serving/places": "serving/grpc_service",
 }
 
@@ -92,3 +179,14 @@ def test_former_public_names_still_work_and_say_so() -> None:
         assert distributed.RankPlace is distributed.RankInfo
     with pytest.warns(DeprecationWarning, match="find_place is called find_rank now"):
         assert distributed.find_place is distributed.find_rank
+
+
+def test_former_methods_of_targets_still_work_and_say_so() -> None:
+    with pytest.warns(DeprecationWarning, match="refuse_front is called refuse_producer now"):
+
+        class Refusing(Target):
+            def refuse_front(self, gradient: object, sequence: object) -> str:
+                return "never"
+
+    node: Any = None
+    assert Refusing().refuse_producer(node, node) == "never"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu_proof.sources import NO_STACKS, is_apart
+from tests.gpu_proof.sources import UNRELATED, is_apart
 from tests.packaging.imports import FACE, find_cycle, import_graph, imports_of, modules_of
 
 # Part of minidnn -> the parts it may import; a new part needs a line.  All may import COMMON.
@@ -252,7 +252,7 @@ def test_what_no_proof_of_gpu_tests_covers_is_far_from_the_gpu(
     root: Path, graph: dict[str, list[str]]
 ) -> None:
     """Nothing that computes on a GPU imports it: the registry of devices does, and commands."""
-    assert all((root / folder).is_dir() for folder in NO_STACKS)
+    assert all((root / folder).is_dir() for folder in UNRELATED)
     apart = {name for name, path in modules_of(root).items() if is_apart(path, root)}
     importing = {part_of(name) for name in graph if name not in apart and apart & {*graph[name]}}
     assert importing <= {"backends.backend", "bench", "cli", "lab", "loading", "report"}
