@@ -94,7 +94,7 @@ FAULTS = (
         "minidnn/passes/move_pooling.py",
         "not pool.op.count_include_pad or pool.op.padding == (0, 0)",
         "True",
-        ("tests/passes/test_pool_first.py",),
+        ("tests/passes/test_hoist_pooling.py",),
     ),
     Fault(
         "a value is placed in two joins",

@@ -19,7 +19,7 @@ same.  ``tests/cpu/test_fma.py`` holds this by behaviour and by disassembly.
 ``md_pointers[i]`` is operand ``i``, tasks are ``md_begin`` to ``md_end`` (not included), and
 ``md_scratch`` is memory of this thread, not initialised, aligned to 64 bytes.
 
-**Functions** beside ISPC's own are those of :mod:`..codegen.functions`.  They stand in every unit:
+**Functions** beside ISPC's own are those of :mod:`...codegen.functions`.  They stand in every unit:
 parsing them takes 3 ms, and those that a unit does not call leave no code.
 """
 

@@ -44,7 +44,7 @@ class CudaAlgorithm:
             it computes the others.
         packed: whether the core writes a dense result to the workspace, which a kernel then copies
             to the view that is the result.
-        front: whether the core fuses the producer of the gradient that it reads.
+        producer: whether the core fuses the producer of the gradient that it reads.
     """
 
     core: str

@@ -1,9 +1,9 @@
 """Gradients of the filters of depthwise convolutions in NCHW and float32, with split-K over pixels.
 
-As in :mod:`.planes` a thread takes some rows of a column, and neighbours share what they read.  It
-keeps a sum for each tap, over many such units.  A block takes one channel and a part of the units
-of all images, and reduces its threads' sums in a tree.  A second kernel adds the partial sums in a
-fixed order, so that every run gives the same bits.
+As in :mod:`.depthwise_nchw` a thread takes some rows of a column, and neighbours share what they
+read. It keeps a sum for each tap, over many such units.  A block takes one channel and a part of
+the units of all images, and reduces its threads' sums in a tree.  A second kernel adds the partial
+sums in a fixed order, so that every run gives the same bits.
 """
 
 from __future__ import annotations

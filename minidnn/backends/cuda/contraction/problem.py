@@ -104,7 +104,7 @@ class ContractionProblem:
 
     @property
     def numbers(self) -> int:
-        """How many scalars stages read, which are stored before the weights (:mod:`.bytes`)."""
+        """How many scalars stages read, stored before the weights (:mod:`.int8_filter`)."""
         arguments = (a for stage in self.stages for a in stage.step.arguments)
         return 1 + max((a.index for a in arguments if a.kind == "number"), default=-1)
 

@@ -2,9 +2,10 @@
 
 The kernel computes any window over channels-last images, fuses the prologue of a 1x1 convolution,
 an epilogue and residuals, and reads and writes slices.  Sums of int8 are int32, and begin with
-what the filter's header says (:mod:`.bytes`).  Sizes and strides are arguments, so that one kernel
-serves all shapes; prologue and epilogue are part of its text.  Where tiles are few, a cluster of
-blocks makes a tile (split-K): each multiplies some of the slabs, then they add up their sums.
+what the filter's header says (:mod:`.int8_filter`).  Sizes and strides are arguments, so that one
+kernel serves all shapes; prologue and epilogue are part of its text.  Where tiles are few, a
+cluster of blocks makes a tile (split-K): each multiplies some of the slabs, then they add up their
+sums.
 """
 
 from __future__ import annotations
