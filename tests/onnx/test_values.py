@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import minidnn as md
 from minidnn.errors import GraphError, UnsupportedError
@@ -175,6 +176,51 @@ def test_places_between_two_inputs() -> None:
     np.testing.assert_array_equal(found, [0, 1, 1, 2, 2, 3, 3, 4, 4, 5])
     # The middle of the region.
     assert resized(x, 0.3, "tf_crop_and_resize", 0.2, 0.6, mode="linear") == 2
+
+
+def scaled_down(size: int, scale: float, **given: Any) -> tuple[Any, np.ndarray]:
+    """A model that resizes one axis without aliasing, and an input for it."""
+    x = np.random.default_rng(size).standard_normal(size, np.float32)
+    known = {"roi": floats(), "scales": floats(scale)}
+    return one_node("Resize", [x], known, opset=19, antialias=1, **given), x
+
+
+@pytest.mark.parametrize("how", ["half_pixel", "asymmetric"])
+@pytest.mark.parametrize("scale", [1 / 40, 1 / 32.5, 1 / 32, 1 / 31.5, 0.3])
+def test_all_inputs_of_a_wide_filter_count(scale: float, how: str) -> None:
+    kinds: list[dict[str, Any]] = [{"mode": "linear"}, {"mode": "cubic", "cubic_coeff_a": 0.0}]
+    for kind in kinds:
+        model, x = scaled_down(131, scale, coordinate_transformation_mode=how, **kind)
+        try:
+            graph = load_onnx(model)
+        except UnsupportedError as error:
+            assert scale < 1 / 32 and "weights over 64 inputs" in str(error)
+            continue
+        assert scale > 1 / 33 or how == "asymmetric"
+        (expected,) = ReferenceEvaluator(model).run(None, {"x0": x})
+        np.testing.assert_allclose(evaluate(graph, [x])[0], expected, atol=1e-6)
+
+
+def test_filters_that_are_too_wide_are_refused() -> None:
+    # All of the first inputs that a cubic filter with a coefficient of 0 reaches weigh 0.
+    for size, scale, kind in ((40, 1 / 40, "cubic"), (65, 2 / 65, "linear"), (1001, 1e-3, "cubic")):
+        model, _ = scaled_down(size, scale, mode=kind, cubic_coeff_a=0.0)
+        with pytest.raises(UnsupportedError, match=r"axis 0, whose scale is .* over 64 inputs"):
+            load_onnx(model)
+
+
+def test_outputs_that_weight_no_input() -> None:
+    x = np.arange(10, dtype=np.float32)
+    given: dict[str, Any] = {"mode": "linear", "exclude_outside": 1, "opset": 19}
+    known = {"roi": floats(-9, 0), "scales": floats(0.2)}
+    how = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 7.0}
+    gives(floats(7, 0), "Resize", x, known=known, **how, **given)
+    # Sizes 1.5 rounded up: the last of two corners is at 9 / (1.5 - 1).
+    given |= {"keep_aspect_ratio_policy": "not_larger", "operands": "x0 _ _ sizes"}
+    known = {"sizes": wholes(3, 3)}
+    x = np.zeros((20, 10), np.float32)
+    with pytest.raises(UnsupportedError, match="all that an output of axis 1 weights is outside"):
+        results("Resize", [x], known=known, coordinate_transformation_mode="align_corners", **given)
 
 
 def test_whole_numbers_are_not_weighted() -> None:
