@@ -191,7 +191,8 @@ class SetMeasures:
     """
 
     def __init__(self, objective: Objective, feeding: Feeding) -> None:
-        self._metrics = [m for m in objective.measures if isinstance(m.function, Metric)]
+        #: The metrics that are computed over whole sets.
+        self.metrics = [m for m in objective.measures if isinstance(m.function, Metric)]
         self._terms = [term.name for term in objective.terms]
         self._feeding = feeding
         self.states: dict[str, States] = {}
@@ -203,11 +204,9 @@ class SetMeasures:
         shapes: tuple[tuple[int, ...], ...],
     ) -> None:
         """Adds a batch to the states: the results of its program, and its targets."""
-        for measure in self._metrics:
+        for measure in self.metrics:
             metric: Any = measure.function
-            seen: list[np.ndarray] = []
-            while (name := f"{HIDDEN}{measure.name}.{len(seen)}") in found:
-                seen.append(on_host(found[name]))
+            seen = [on_host(found[name]) for name in measure.seen_names(found)]
             i = self._terms.index(measure.term) if measure.term in self._terms else 0
             shape = self._feeding.output_shape(measure.term, shapes)
             new = metric.taken(seen, on_host(targets[i]), shape)
@@ -216,7 +215,7 @@ class SetMeasures:
     def results(self) -> dict[str, Any]:
         """The metrics of all batches so far, by name: numbers and arrays."""
         results = {}
-        for measure in self._metrics:
+        for measure in self.metrics:
             if measure.name in self.states:
                 metric: Any = measure.function
                 results[measure.name] = metric.result(self.states[measure.name])
@@ -233,7 +232,7 @@ class SetMeasures:
     def take(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Sets the states from :meth:`arrays`; those of other metrics are left out."""
         states: dict[str, dict[str, np.ndarray]] = {}
-        known = {measure.name for measure in self._metrics}
+        known = {measure.name for measure in self.metrics}
         for name, array in arrays.items():
             metric, _, key = name.rpartition(_SEPARATOR)
             if metric in known:
@@ -243,7 +242,7 @@ class SetMeasures:
     def gather(self, group: Any) -> None:
         """Combines the states of all ranks; each rank has the combined states then."""
         gathered = {}
-        for measure in self._metrics:
+        for measure in self.metrics:
             metric: Any = measure.function
             gathered[measure.name] = {
                 key: (_summed if metric.adds else _joined)(group, array)

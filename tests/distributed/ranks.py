@@ -57,9 +57,24 @@ def trainer(kind: str, distributed: bool = True, **more: Any) -> md.Trainer:
     return md.Trainer(net, shape, loss, distributed=distributed, **given)
 
 
+class Peak(md.metrics.Metric):
+    """The largest of all outputs, of which it sees that of a batch."""
+
+    adds = False
+
+    def seen(self, output: Any, target: Any) -> tuple[Any, ...]:
+        return (output.max(),)
+
+    def batch(self, output: Any, target: Any) -> dict[str, np.ndarray]:
+        return {"peaks": output.reshape(1)}
+
+    def result(self, states: Any) -> float:
+        return float(states["peaks"].max())
+
+
 def measuring(distributed: bool = True) -> md.Trainer:
     """With metrics of whole sets, and targets that do not count."""
-    metrics = [md.metrics.F1Score(average="macro"), md.metrics.AUROC(average="weighted")]
+    metrics = [md.metrics.F1Score(average="macro"), md.metrics.AUROC(average="weighted"), Peak()]
     return trainer(
         "plain",
         distributed,
@@ -125,7 +140,7 @@ def scenarios(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
     ours = measuring()
     record = ours.fit(own, 1)[0]
     told = ours.evaluate(own[: 1 + rank])
-    names = ("accuracy", "f1_score", "auroc")
+    names = ("accuracy", "f1_score", "auroc", "peak")
     found["measured"] = {
         "evaluated": np.array([told["loss"], *(told[name] for name in names)]),
         "epoch": np.array([record[name] for name in names[1:]]),

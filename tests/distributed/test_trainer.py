@@ -235,7 +235,7 @@ def test_metrics_are_of_the_samples_of_all(found: Callable[[str], list[States]])
     one, other = found("measured")
     equal(one, other)
     alone = ranks.measuring(False)
-    names = ("loss", "accuracy", "f1_score", "auroc")
+    names = ("loss", "accuracy", "f1_score", "auroc", "peak")
     for key, count, left in (("evaluated", (1, 2), names), ("epoch", (4, 4), names[2:])):
         data = [batch for rank in (0, 1) for batch in ranks.batches(rank)[: count[rank]]]
         expected = alone.evaluate(data)
