@@ -12,26 +12,22 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import minidnn as md
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.convert import load_onnx
 from minidnn.frontends.onnx.export import to_onnx
+from minidnn.frontends.onnx.operators import CONVERTERS
+from minidnn.frontends.onnx.tensors import DTYPES
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 
 from .models import node
 
 INF, NAN = float("inf"), float("nan")
-_TYPES = {
-    "float32": TensorProto.FLOAT,
-    "float64": TensorProto.DOUBLE,
-    "int64": TensorProto.INT64,
-    "int32": TensorProto.INT32,
-    "bool": TensorProto.BOOL,
-}
+_TYPES = {dtype: number for number, dtype in DTYPES.items()}
 
 
 def floats(*numbers: Any) -> np.ndarray:
@@ -229,6 +225,20 @@ def test_whole_numbers_are_not_weighted() -> None:
     gives(wholes(1, 1, 2, 2), "Resize", x, known=known, operands="x0 _ scales")
     with pytest.raises(UnsupportedError, match="its operand is int64, with mode='linear'"):
         results("Resize", [x], known=known, operands="x0 _ scales", mode="linear")
+
+
+@pytest.mark.parametrize("before", DTYPES.values())
+def test_casts(before: str) -> None:
+    """Fractions are cut off, and all but 0 is true; what an operator's note says is taken."""
+    x = np.array([0, 0.4, 1, 2.5, 100]).astype(before)
+    integers = {"int8", "uint8", "int32", "int64"}
+    for after, number in _TYPES.items():
+        assert after in CONVERTERS["Cast"].note
+        if after in ("int8", "uint8") and before in integers - {after}:
+            with pytest.raises(UnsupportedError, match=f"it makes {after} of {before}, which wo"):
+                results("Cast", [x], to=number)
+        else:
+            gives(x.astype(after), "Cast", x, to=number)
 
 
 def run(model: Any, inputs: Sequence[np.ndarray]) -> Any:
