@@ -92,6 +92,13 @@ class Sends(md.callbacks.Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
+class Halts(md.callbacks.Callback):
+    """Ends training after the second batch."""
+
+    def after_step(self, trainer: Any) -> None:
+        trainer.halt = "test" if trainer.progress.batches == 2 else None
+
+
 def trained(ours: md.Trainer, data: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
     """The loss of each step, and all states after them."""
     losses = [float(ours.step(x, target)) for x, target in data]
@@ -140,10 +147,20 @@ def scenarios(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
     ours = measuring()
     record = ours.fit(own, 1)[0]
     told = ours.evaluate(own[: 1 + rank])
+    of_one_rank = ours.evaluate(own[: 2 * rank])
+    halted = measuring()
+    halted.fit(own, 1, callbacks=[Halts()])
+    for _ in range(2):  # what is measured so far is rank 0's, until the next step
+        halted.save(folder / "halted")
+        halted = measuring()
+        halted.restore(folder / "halted")
+    went_on = halted.fit(own, 1)[0]
     names = ("accuracy", "f1_score", "auroc", "peak")
     found["measured"] = {
         "evaluated": np.array([told["loss"], *(told[name] for name in names)]),
+        "of one rank": np.array([of_one_rank[name] for name in names]),
         "epoch": np.array([record[name] for name in names[1:]]),
+        "went on": np.array([went_on[name] for name in names[1:]]),
     }
     ours = trainer("plain")
     keep = md.callbacks.Checkpoint(folder / "ended")
