@@ -113,7 +113,7 @@ def _resize(call: OnnxCall) -> Value:
             if exclude or antialias:
                 total = weights.sum(axis=1, keepdims=True)
                 if not total[~fill].all():
-                    raise call.refuse(f"all that an output of axis {axis} weights is outside of it")
+                    raise call.refuse(f"the weights of an output of axis {axis} sum to 0")
                 weights /= np.where(fill[:, None], 1.0, total)
         if indices.shape[1] > _MOST_TAPS:
             raise call.refuse(_too_many(axis, spec))
