@@ -28,13 +28,17 @@ def _section(name: str, parser: argparse.ArgumentParser) -> str:
     actions = [action for action in parser._actions if action.dest not in COMMON]
     inner = [action for action in actions if isinstance(action, argparse._SubParsersAction)]
     actions = [action for action in actions if action not in inner]
-    rows = [f"| {_written(action)} | {action.help or ''} |\n" for action in actions]
+    rows = [f"| {_written(action)} | {_help(action)} |\n" for action in actions]
     table = f"\n| | |\n|---|---|\n{''.join(rows)}" if rows else ""
     about = f"\n{parser.description}\n" if parser.description else ""
     parts = [f"\n## {name}\n{about}{table}"]
     for action in inner:
         parts += [_section(f"{name} {part}", one) for part, one in action.choices.items()]
     return "".join(parts)
+
+
+def _help(action: argparse.Action) -> str:
+    return (action.help or "").replace("%%", "%")
 
 
 def _written(action: argparse.Action) -> str:

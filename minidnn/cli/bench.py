@@ -161,19 +161,28 @@ def _bench(options: argparse.Namespace) -> Cpu | Gpu:
     """The bench of the device that was asked for; all benches have the same methods."""
     from minidnn.bench.devices import cpu_bench, gpu_bench, trained_bench
 
-    if options.train and options.isa is not None:
-        raise UnsupportedError(f"--isa {options.isa}: it does not limit --train")
+    if options.train:
+        _refuse(options, ("isa",), "it does not limit --train")
+        _refuse(options, ("tune",), "valid is it without --train")
     if options.device == "cpu":
         if options.train:
             return trained_bench("cpu", options.against)
         return cpu_bench(options.against)
     if not options.device.startswith("cuda"):
         raise DeviceError(f"--device {options.device!r}: valid are cpu, cuda and cuda:1")
-    for option, value in (("--threads", options.threads), ("--isa", options.isa)):
-        if value is not None:
-            raise UnsupportedError(f"{option} {value}: it is of the CPU, not of {options.device!r}")
+    why = f"it is of the CPU, not of {options.device!r}"
+    _refuse(options, ("threads", "isa", "tune"), why)
     make = trained_bench if options.train else gpu_bench
     return make(options.device, options.against)
+
+
+def _refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """UnsupportedError if one of these options was given."""
+    for name in names:
+        value = getattr(options, name)
+        if value not in (None, False):
+            text = f"--{name}" if value is True else f"--{name} {value}"
+            raise UnsupportedError(f"{text}: {why}")
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
@@ -204,7 +213,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     with in_options("--size gives rows and columns"):
         cases = [
             (file_case if is_onnx(network) else case_of)(
-                network, batch, options.size, threads, isa, options.tune and on_cpu
+                network, batch, options.size, threads, isa, options.tune
             )
             for network in dict.fromkeys(options.networks)
             for batch in dict.fromkeys(options.batch)

@@ -39,7 +39,8 @@ For list, show and model nothing is run: registers come from CUDA's compiler, wh
 and the rest is calculated for the GPU that --gpu names."""
 
 _WIDTH = 100
-_LADDERS = (
+#: The names of all ladders, for help, which must not import them.
+LADDERS = (
     "conv, input-gradient, weight-gradient, product, memory, reverse, transpose, conv-cpu, "
     "memory-cpu"
 )
@@ -51,20 +52,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="ACTION", dest="action")
     listing = commands.add_parser("list", help="ladders, steps and metrics")
     show = commands.add_parser("show", help="a step of a ladder")
-    show.add_argument("ladder", help=_LADDERS)
+    show.add_argument("ladder", help=LADDERS)
     show.add_argument("step", help="a step's name")
     model = commands.add_parser("model", help="what each step should cost")
-    run = commands.add_parser("run", help="what each step costs on this machine's GPU")
+    run = commands.add_parser("run", help="what each step costs on this machine's GPU or CPU")
     sweep = commands.add_parser("sweep", help="what a step costs there with several blocks")
     tune = commands.add_parser("tune", help="with which block and parameters a step is fastest")
-    tune.add_argument("ladder", help=_LADDERS)
+    tune.add_argument("ladder", help=LADDERS)
     tune.add_argument("--step", required=True, help="the step")
     tune.add_argument(
         "--method", default="guided", help="guided by the model (default), random, or exhaustive"
     )
     tune.add_argument("--most", type=count, default=16, help="points that are measured (16)")
     for one in (model, run, sweep):
-        one.add_argument("ladder", help=_LADDERS)
+        one.add_argument("ladder", help=LADDERS)
         one.add_argument(
             "--step", required=one is sweep, help="these steps only, with commas between them"
         )

@@ -7,6 +7,8 @@ import json
 import textwrap
 from typing import Any
 
+from minidnn.cli.lab import LADDERS
+
 NAME = "list"
 HELP = "list networks, devices, formats, and what commands take"
 DESCRIPTION = """\
@@ -17,15 +19,23 @@ _WIDTH = 100
 _NETWORKS = "a network's name, with random weights, or name.DEFAULT, with published ones"
 #: The main arguments of commands.
 _TAKES = {
-    "classify": "pictures; --network a network's name, an ONNX file or a graph file, --weights "
-    "a file or a name",
+    "classify": "pictures; --network a network's name, an ONNX file, a graph file or a compiled "
+    "one (.mdx), --weights a file or a name",
+    "train": "a network's name, --data a folder of classes, digits or fashion-mnist:FOLDER",
+    "launch": "a Python script and its arguments",
     "explain": "NET: a network's name, an ONNX file, a graph file, a file of a front end",
     "report": "NET as explain does, and the page: --html FILE",
-    "export": "NET as explain does, and the file to be written: .onnx or .safetensors",
+    "export": "NET as explain does, and the file to be written: .onnx, .safetensors or .mdx",
+    "quantize": "as export does, and --data a folder of pictures, .npy, .npz, digits or "
+    "fashion-mnist:FOLDER",
+    "serve": "models: PATH, name=PATH or name:version=PATH, where PATH is as classify's --network",
+    "batch": "a model as serve does, --input a pattern of pictures, --output a folder",
     "bench": "networks' names that torchvision has, ONNX files",
     "bisect": "NET as explain does",
-    "lab": "a ladder, conv or product, and a step's name",
     "compare": "an ONNX file, or package.module:name of a PyTorch module",
+    "lab": f"an action, such as show, a ladder ({LADDERS}), and a step's name",
+    "doctor": "nothing; --install-ispc installs ISPC",
+    "cache": "list, size or clear; --kind a kind of entry",
 }
 
 
@@ -80,7 +90,7 @@ def _files() -> dict[str, str]:
         pictures = f"none: {error}"
     return {
         "networks": "; ".join(ask(None).takes),
-        "networks written": ".onnx, .safetensors (minidnn export)",
+        "networks written": ".onnx, .safetensors, .mdx (minidnn export, minidnn quantize)",
         "weights": ".safetensors, .pth, .pt and others of torch.save",
         "pictures": pictures,
     }

@@ -14,10 +14,8 @@ from minidnn.errors import GraphError, MiniDNNError
 if TYPE_CHECKING:
     from minidnn.graph.ir import Graph
     from minidnn.preparation import Preparation
-    from minidnn.sizes.sized_graph import SizedGraph
-if TYPE_CHECKING:
-    from minidnn.preparation import Preparation
     from minidnn.runtime.interface import Interface
+    from minidnn.sizes.sized_graph import SizedGraph
 
 Say = Callable[[str], None]
 

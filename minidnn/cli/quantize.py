@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranges",
         choices=RANGES,
         default=RANGES[0],
-        help="how scales are chosen: by the least error, all values, 99.99 % of them, the least "
+        help="how scales are chosen: by the least error, all values, 99.99 %% of them, the least "
         "change of their distribution (error)",
     )
     add("--keep", nargs="+", default=[], metavar="LAYER", help="layers that stay in float32")
@@ -127,6 +127,5 @@ def _right(options: argparse.Namespace, graph: Graph, data: CalibrationData) -> 
         new = min(len(numbers), data.count - done)  # the last batch is filled up
         right += int((scores[:new].argmax(1) == data.labels[numbers[:new]]).sum())
         done += new
-        if watch is not None:
-            watch("measuring accuracy", done, data.count)
+        watch("measuring accuracy", done, data.count)
     return right

@@ -168,7 +168,6 @@ METRICS = (
 
 _NAME = re.compile(r"[a-z]\w*__\w+(?:\.\w+)*")
 _TIMES = {"ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3}
-_DURATION = "gpu__time_duration.sum"
 _COLUMNS = ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
 _ARITHMETIC = {
     ast.Add: operator.add,
@@ -271,7 +270,7 @@ def assigned(jobs: Sequence[Sequence[str]], found: Sequence[Counted]) -> list[di
             if launch is None:
                 raise CountersError(f"ncu saw no launch of {kernel}")
             launches.append(launch)
-        longest = max(launches, key=lambda one: one.counts.get(_DURATION, 0.0))
+        longest = max(launches, key=lambda one: one.counts.get(_TIME, 0.0))
         metrics.append(metrics_of(longest.counts))
     return metrics
 

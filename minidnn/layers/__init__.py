@@ -30,6 +30,3 @@ if not TYPE_CHECKING:  # a type checker that saw this would accept any name
         offered = [each for each, value in globals().items() if isinstance(value, type)]
         hint = did_you_mean(name, offered)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-
-
-from minidnn.layers.images import *

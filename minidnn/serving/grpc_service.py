@@ -101,6 +101,7 @@ _INFER = "ModelInfer"
 _CONTENTS = {
     "BOOL": "bool_contents",
     "UINT8": "uint_contents",
+    "INT8": "int_contents",
     "INT32": "int_contents",
     "INT64": "int64_contents",
     "FP32": "fp32_contents",

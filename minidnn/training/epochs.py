@@ -6,6 +6,7 @@ A record has means of losses and measures over samples, and metrics of the whole
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -191,7 +192,8 @@ class SetMeasures:
     """
 
     def __init__(self, objective: Objective, feeding: Feeding) -> None:
-        self._metrics = [m for m in objective.measures if isinstance(m.function, Metric)]
+        #: The metrics that are computed over whole sets.
+        self.metrics = [m for m in objective.measures if isinstance(m.function, Metric)]
         self._terms = [term.name for term in objective.terms]
         self._feeding = feeding
         self.states: dict[str, States] = {}
@@ -203,11 +205,9 @@ class SetMeasures:
         shapes: tuple[tuple[int, ...], ...],
     ) -> None:
         """Adds a batch to the states: the results of its program, and its targets."""
-        for measure in self._metrics:
+        for measure in self.metrics:
             metric: Any = measure.function
-            seen: list[np.ndarray] = []
-            while (name := f"{HIDDEN}{measure.name}.{len(seen)}") in found:
-                seen.append(on_host(found[name]))
+            seen = [on_host(found[name]) for name in measure.seen_names(found)]
             i = self._terms.index(measure.term) if measure.term in self._terms else 0
             shape = self._feeding.output_shape(measure.term, shapes)
             new = metric.taken(seen, on_host(targets[i]), shape)
@@ -216,7 +216,7 @@ class SetMeasures:
     def results(self) -> dict[str, Any]:
         """The metrics of all batches so far, by name: numbers and arrays."""
         results = {}
-        for measure in self._metrics:
+        for measure in self.metrics:
             if measure.name in self.states:
                 metric: Any = measure.function
                 results[measure.name] = metric.result(self.states[measure.name])
@@ -233,7 +233,7 @@ class SetMeasures:
     def take(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Sets the states from :meth:`arrays`; those of other metrics are left out."""
         states: dict[str, dict[str, np.ndarray]] = {}
-        known = {measure.name for measure in self._metrics}
+        known = {measure.name for measure in self.metrics}
         for name, array in arrays.items():
             metric, _, key = name.rpartition(_SEPARATOR)
             if metric in known:
@@ -241,13 +241,19 @@ class SetMeasures:
         self.states = dict(states)
 
     def gather(self, group: Any) -> None:
-        """Combines the states of all ranks; each rank has the combined states then."""
+        """Combines the states of all ranks; each rank has the combined states then.
+
+        A rank may have no states yet, as one whose part of the data has no batches.
+        """
         gathered = {}
-        for measure in self._metrics:
+        for measure in self.metrics:
             metric: Any = measure.function
+            states = self.states.get(measure.name) or {}
+            if zeros := _of_another_rank(group, states):
+                states = zeros if metric.adds else {key: a[:0] for key, a in zeros.items()}
             gathered[measure.name] = {
                 key: (_summed if metric.adds else _joined)(group, array)
-                for key, array in sorted(self.states.get(measure.name, {}).items())
+                for key, array in sorted(states.items())
             }
         self.states = {name: states for name, states in gathered.items() if states}
 
@@ -268,6 +274,23 @@ def over_ranks(
     means = dict(zip(wanted, totals[:size], strict=True))
     counts = zip(hidden, totals[size : 2 * size], totals[2 * size : -1], strict=True)
     return means | {name: count for name, count, is_there in counts if is_there}, int(totals[-1])
+
+
+def _of_another_rank(group: Any, states: States) -> States:
+    """Zeros like the states of the first rank that has some, on a rank that has none; else
+    nothing."""
+    layout = [[key, array.dtype.str, array.shape] for key, array in sorted(states.items())]
+    text = json.dumps(layout).encode() if layout else b""
+    rank = group.place.rank
+    lengths = [int(n) for n in group.sum_of([len(text) * (i == rank) for i in range(group.size)])]
+    if all(lengths) or not any(lengths):
+        return {}
+    first = next(i for i, length in enumerate(lengths) if length)
+    letters = group.sum_of(list(text) if rank == first else [0.0] * lengths[first])
+    if layout:
+        return {}
+    told = json.loads(bytes(map(int, letters)))
+    return {key: np.zeros(shape, dtype) for key, dtype, shape in told}
 
 
 def _summed(group: Any, array: np.ndarray) -> np.ndarray:

@@ -198,7 +198,7 @@ def take(
         if stop_on_nan and not isfinite(float(result["loss"])):
             return told, TrainingError(_not_finite(trainer, batch, result, remaining))
         progress.count(result, batch.samples)
-        if trainer.measured.states or any(np.ndim(value) for value in result.values()):
+        if trainer.measured.metrics:
             targets = trainer.feeding.targets(batch.target, batch.shapes)[0]
             trainer.measured.see(result, targets, batch.shapes)
         trainer.place = batch.place

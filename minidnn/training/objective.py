@@ -7,11 +7,11 @@ all ask it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import count, product, takewhile
 from typing import Any
 
 from minidnn.errors import GraphError, did_you_mean
@@ -62,6 +62,16 @@ class Measure:
     name: str
     function: Function | Metric
     term: str | None
+
+    def seen_name(self, index: int) -> str:
+        """The name of the result that is a metric's value of this index of a batch."""
+        return f"{HIDDEN}{self.name}.{index}"
+
+    def seen_names(self, names: Collection[str]) -> list[str]:
+        """The names of all the metric's values of a batch, where ``names`` are of all results."""
+        if not isinstance(self.function, Metric):
+            return []
+        return list(takewhile(names.__contains__, map(self.seen_name, count())))
 
 
 @dataclass(frozen=True)
@@ -197,7 +207,7 @@ class Objective:
             elif counted:
                 with trace.scope(measure.name, leaf=False):
                     seen = measure.function.seen(*pairs[measure.term])
-                results |= {f"{HIDDEN}{measure.name}.{i}": value for i, value in enumerate(seen)}
+                results |= {measure.seen_name(i): value for i, value in enumerate(seen)}
         return results
 
     def _formed(self, loss: Function, output: Any, target: Any) -> Function:

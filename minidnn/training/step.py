@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -217,7 +218,7 @@ def step_graph(
         if ranks.count > 1 and last:
             if share > 1:
                 gradients = _summed(trace, parameters, gradients, share)
-            measures = _means_over_ranks(trace, graph, measures, ranks.count)
+            measures = _means_over_ranks(trace, graph, objective, measures, ranks.count)
             gradients = raw = _mean_gradients(trace, parameters, gradients, ranks.count)
             if share > 1:
                 _begin_anew(trace, parameters, measures[0])
@@ -246,17 +247,22 @@ _BUCKET = 25 << 20
 
 
 def _means_over_ranks(
-    trace: Trace, graph: Graph, measures: Sequence[Value], ranks: int
+    trace: Trace, graph: Graph, objective: Objective, measures: Sequence[Value], ranks: int
 ) -> list[Value]:
     """The means of loss and measures over all ranks.  Floating-point states of layers are set to
     such means, too.
     """
     moved = [state for state in graph.updates if "float" in state.dtype]
-    numbers = [measure for measure in measures if measure.type.rank == 0]
-    operands = [*numbers, *map(trace.latest, moved)]
+    # Values of a batch for metrics of whole sets are combined over ranks when the set is over.
+    names = graph.output_names or ()
+    of_sets = {name for measure in objective.measures for name in measure.seen_names(names)}
+    are_means = [name not in of_sets for name in names]
+    operands = [*compress(measures, are_means), *map(trace.latest, moved)]
     means = iter(_means(trace, "measures", operands, ranks))
-    # Results of a batch for metrics of whole sets are combined over ranks when the set is over.
-    results = [next(means) if measure.type.rank == 0 else measure for measure in measures]
+    results = [
+        next(means) if is_mean else measure
+        for measure, is_mean in zip(measures, are_means, strict=True)
+    ]
     new_states = means
     finite: Any = np.isfinite(results[0])
     for state in graph.updates:

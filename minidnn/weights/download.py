@@ -136,15 +136,16 @@ class Transfer:
         with self._disk_errors(), open(self.target, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def delete(self) -> None:
-        """Empties the partial file, and removes the validator's file."""
-        with self._disk_errors():
+    def empty(self) -> None:
+        """Empties the partial file, if there is one, and removes the validator's file."""
+        with self._disk_errors(), contextlib.suppress(FileNotFoundError):
             os.truncate(self.target, 0)
         self.forget_validator()
 
     def forget_validator(self) -> None:
         """Removes the file that keeps the server's validator."""
-        self._validator_file.unlink(missing_ok=True)
+        with self._disk_errors():
+            self._validator_file.unlink(missing_ok=True)
 
     def attempt(self, bar: ByteProgress) -> None:
         """Sends one request.  Returns when the file seems complete.
@@ -181,7 +182,7 @@ class Transfer:
             sent = headers.get("Content-Range", "")
             match = re.fullmatch(r"bytes (\d{1,18})-\d+/(\d{1,18}|\*)", sent)
             if not match or int(match[1]) != have:
-                self.delete()
+                self.empty()
                 raise TryAgain(f"the server was asked for bytes from {have} and sends {sent!r}")
             begin, length = have, match[2]
         elif status == 200:
@@ -244,7 +245,7 @@ class Transfer:
             error.close()
             answer = f"the server answers {error.code} {error.reason}"
             if error.code == 416:  # the partial file is longer than the server's file
-                self.delete()
+                self.empty()
                 raise TryAgain(answer) from error
             if error.code in (408, 425, 429) or error.code >= 500:
                 raise TryAgain(answer) from error
@@ -416,6 +417,7 @@ def download(
         while True:
             try:
                 transfer.attempt(bar)
+                reached = True
                 if _is_right(transfer, hash_prefix):
                     return
             except TryAgain as error:
@@ -454,13 +456,13 @@ def _is_right(transfer: Transfer, hash_prefix: str) -> bool:
     if digest.startswith(hash_prefix):
         transfer.forget_validator()
         return True
-    transfer.delete()
+    transfer.empty()
     if transfer.resumed:
         _log.warning("%s: the resumed file has a wrong hash; starting anew", transfer.url)
         return False
     raise DownloadError(
         f"{transfer.url} sent {size} bytes with SHA-256 {digest}; it should begin with "
-        f"{hash_prefix}; the file was deleted"
+        f"{hash_prefix}; the file was emptied"
     )
 
 

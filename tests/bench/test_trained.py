@@ -48,6 +48,7 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
             "--against 'openvino': valid with --train are torch",
         ),
         (["resnet18", "--isa", "avx2"], "--isa avx2: it does not limit --train"),
+        (["resnet18", "--tune"], "--tune: valid is it without --train"),
     ):
         assert main(["bench", *arguments, "--train"]) != 0
         assert text in capsys.readouterr().err

@@ -135,6 +135,7 @@ def test_another_gpu(
         (["--precision", "int8"], "--precision 'int8': valid are float32, tf32, float16, bfloat16"),
         (["--threads", "2"], "--threads 2: it is of the CPU, not of 'cuda'"),
         (["--isa", "avx2"], "--isa avx2: it is of the CPU, not of 'cuda'"),
+        (["--tune"], "--tune: it is of the CPU, not of 'cuda'"),
         (["net.onnx"], "NET 'net.onnx': PyTorch's modes, which are the peers on 'cuda', take "),
         (["--device", "tpu"], "--device 'tpu': valid are cpu, cuda and cuda:1"),
     ],

@@ -57,9 +57,24 @@ def trainer(kind: str, distributed: bool = True, **more: Any) -> md.Trainer:
     return md.Trainer(net, shape, loss, distributed=distributed, **given)
 
 
+class Peak(md.metrics.Metric):
+    """The largest of all outputs, of which it sees that of a batch."""
+
+    adds = False
+
+    def seen(self, output: Any, target: Any) -> tuple[Any, ...]:
+        return (output.max(),)
+
+    def batch(self, output: Any, target: Any) -> dict[str, np.ndarray]:
+        return {"peaks": output.reshape(1)}
+
+    def result(self, states: Any) -> float:
+        return float(states["peaks"].max())
+
+
 def measuring(distributed: bool = True) -> md.Trainer:
     """With metrics of whole sets, and targets that do not count."""
-    metrics = [md.metrics.F1Score(average="macro"), md.metrics.AUROC(average="weighted")]
+    metrics = [md.metrics.F1Score(average="macro"), md.metrics.AUROC(average="weighted"), Peak()]
     return trainer(
         "plain",
         distributed,
@@ -75,6 +90,13 @@ class Sends(md.callbacks.Callback):
     def after_step(self, trainer: Any) -> None:
         if trainer.progress.batches == 3:
             signal.raise_signal(signal.SIGTERM)
+
+
+class Halts(md.callbacks.Callback):
+    """Ends training after the second batch."""
+
+    def after_step(self, trainer: Any) -> None:
+        trainer.halt = "test" if trainer.progress.batches == 2 else None
 
 
 def trained(ours: md.Trainer, data: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
@@ -125,10 +147,20 @@ def scenarios(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
     ours = measuring()
     record = ours.fit(own, 1)[0]
     told = ours.evaluate(own[: 1 + rank])
-    names = ("accuracy", "f1_score", "auroc")
+    of_one_rank = ours.evaluate(own[: 2 * rank])
+    halted = measuring()
+    halted.fit(own, 1, callbacks=[Halts()])
+    for _ in range(2):  # what is measured so far is rank 0's, until the next step
+        halted.save(folder / "halted")
+        halted = measuring()
+        halted.restore(folder / "halted")
+    went_on = halted.fit(own, 1)[0]
+    names = ("accuracy", "f1_score", "auroc", "peak")
     found["measured"] = {
         "evaluated": np.array([told["loss"], *(told[name] for name in names)]),
+        "of one rank": np.array([of_one_rank[name] for name in names]),
         "epoch": np.array([record[name] for name in names[1:]]),
+        "went on": np.array([went_on[name] for name in names[1:]]),
     }
     ours = trainer("plain")
     keep = md.callbacks.Checkpoint(folder / "ended")

@@ -235,8 +235,11 @@ def test_metrics_are_of_the_samples_of_all(found: Callable[[str], list[States]])
     one, other = found("measured")
     equal(one, other)
     alone = ranks.measuring(False)
-    names = ("loss", "accuracy", "f1_score", "auroc")
-    for key, count, left in (("evaluated", (1, 2), names), ("epoch", (4, 4), names[2:])):
+    names = ("loss", "accuracy", "f1_score", "auroc", "peak")
+    for key, count, left in (
+        *(("evaluated", (1, 2), names), ("of one rank", (0, 2), names[1:])),
+        *(("epoch", (4, 4), names[2:]), ("went on", (4, 4), names[2:])),
+    ):
         data = [batch for rank in (0, 1) for batch in ranks.batches(rank)[: count[rank]]]
         expected = alone.evaluate(data)
         np.testing.assert_allclose(one[key], [expected[name] for name in left], rtol=1e-6)

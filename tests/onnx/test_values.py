@@ -12,25 +12,22 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import minidnn as md
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.convert import load_onnx
 from minidnn.frontends.onnx.export import to_onnx
+from minidnn.frontends.onnx.operators import CONVERTERS
+from minidnn.frontends.onnx.tensors import DTYPES
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 
 from .models import node
 
 INF, NAN = float("inf"), float("nan")
-_TYPES = {
-    "float32": TensorProto.FLOAT,
-    "float64": TensorProto.DOUBLE,
-    "int64": TensorProto.INT64,
-    "int32": TensorProto.INT32,
-    "bool": TensorProto.BOOL,
-}
+_TYPES = {dtype: number for number, dtype in DTYPES.items()}
 
 
 def floats(*numbers: Any) -> np.ndarray:
@@ -177,12 +174,71 @@ def test_places_between_two_inputs() -> None:
     assert resized(x, 0.3, "tf_crop_and_resize", 0.2, 0.6, mode="linear") == 2
 
 
+def scaled_down(size: int, scale: float, **given: Any) -> tuple[Any, np.ndarray]:
+    """A model that resizes one axis without aliasing, and an input for it."""
+    x = np.random.default_rng(size).standard_normal(size, np.float32)
+    known = {"roi": floats(), "scales": floats(scale)}
+    return one_node("Resize", [x], known, opset=19, antialias=1, **given), x
+
+
+@pytest.mark.parametrize("how", ["half_pixel", "asymmetric"])
+@pytest.mark.parametrize("scale", [1 / 40, 1 / 32.5, 1 / 32, 1 / 31.5, 0.3])
+def test_all_inputs_of_a_wide_filter_count(scale: float, how: str) -> None:
+    kinds: list[dict[str, Any]] = [{"mode": "linear"}, {"mode": "cubic", "cubic_coeff_a": 0.0}]
+    for kind in kinds:
+        model, x = scaled_down(131, scale, coordinate_transformation_mode=how, **kind)
+        try:
+            graph = load_onnx(model)
+        except UnsupportedError as error:
+            assert scale < 1 / 32 and "weights over 64 inputs" in str(error)
+            continue
+        assert scale > 1 / 33 or how == "asymmetric"
+        (expected,) = ReferenceEvaluator(model).run(None, {"x0": x})
+        np.testing.assert_allclose(evaluate(graph, [x])[0], expected, atol=1e-6)
+
+
+def test_filters_that_are_too_wide_are_refused() -> None:
+    # All of the first inputs that a cubic filter with a coefficient of 0 reaches weigh 0.
+    for size, scale, kind in ((40, 1 / 40, "cubic"), (65, 2 / 65, "linear"), (1001, 1e-3, "cubic")):
+        model, _ = scaled_down(size, scale, mode=kind, cubic_coeff_a=0.0)
+        with pytest.raises(UnsupportedError, match=r"axis 0, whose scale is .* over 64 inputs"):
+            load_onnx(model)
+
+
+def test_outputs_that_weight_no_input() -> None:
+    x = np.arange(10, dtype=np.float32)
+    given: dict[str, Any] = {"mode": "linear", "exclude_outside": 1, "opset": 19}
+    known = {"roi": floats(-9, 0), "scales": floats(0.2)}
+    how = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 7.0}
+    gives(floats(7, 0), "Resize", x, known=known, **how, **given)
+    # Sizes 1.5 rounded up: the last of two corners is at 9 / (1.5 - 1).
+    given |= {"keep_aspect_ratio_policy": "not_larger", "operands": "x0 _ _ sizes"}
+    known = {"sizes": wholes(3, 3)}
+    x = np.zeros((20, 10), np.float32)
+    with pytest.raises(UnsupportedError, match="the weights of an output of axis 1 sum to 0"):
+        results("Resize", [x], known=known, coordinate_transformation_mode="align_corners", **given)
+
+
 def test_whole_numbers_are_not_weighted() -> None:
     known = {"scales": floats(2)}
     x = wholes(1, 2)
     gives(wholes(1, 1, 2, 2), "Resize", x, known=known, operands="x0 _ scales")
     with pytest.raises(UnsupportedError, match="its operand is int64, with mode='linear'"):
         results("Resize", [x], known=known, operands="x0 _ scales", mode="linear")
+
+
+@pytest.mark.parametrize("before", DTYPES.values())
+def test_casts(before: str) -> None:
+    """Fractions are cut off, and all but 0 is true; what an operator's note says is taken."""
+    x = np.array([0, 0.4, 1, 2.5, 100]).astype(before)
+    integers = {"int8", "uint8", "int32", "int64"}
+    for after, number in _TYPES.items():
+        assert after in CONVERTERS["Cast"].note
+        if after in ("int8", "uint8") and before in integers - {after}:
+            with pytest.raises(UnsupportedError, match=f"it makes {after} of {before}, which wo"):
+                results("Cast", [x], to=number)
+        else:
+            gives(x.astype(after), "Cast", x, to=number)
 
 
 def run(model: Any, inputs: Sequence[np.ndarray]) -> Any:

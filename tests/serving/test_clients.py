@@ -14,7 +14,11 @@ from tritonclient import http as triton_http
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+import minidnn as md
+from minidnn.serving.grpc_service import _CONTENTS, _request_of
 from minidnn.serving.messages import FIELDS, message
+from minidnn.serving.settings import Fault
+from minidnn.serving.tensors import DATATYPES, Spec, arrays_of
 
 from .conftest import FEATURES, Running, Weights, linear, running, weights
 
@@ -209,6 +213,31 @@ def test_typed_contents(server: Running, known: Weights) -> None:
     found = np.frombuffer(answer.raw_output_contents[0], np.float32).reshape(2, 4)
     np.testing.assert_allclose(found, known(x), rtol=1e-5, atol=1e-5)
     assert "contents beside raw_input_contents" in refused.value.details()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        *(("bool", "bool"), ("uint8", "uint"), ("int8", "int"), ("int32", "int")),
+        *(("int64", "int64"), ("float32", "fp32"), ("float64", "fp64")),
+    ],
+)
+def test_contents_of_every_datatype(dtype: str, kind: str) -> None:
+    """Of all that is served but FP16, whose numbers the protocol has raw only."""
+    assert set(_CONTENTS) == set(DATATYPES.values()) - {"FP16"}
+    exact = np.dtype(dtype)
+    limits = {"b": [0, 1], "f": [-1.5, 2.0]}.get(exact.kind)
+    x = np.array(limits or [np.iinfo(dtype).min, np.iinfo(dtype).max], exact)
+    request = service_pb2.ModelInferRequest(model_name="any")
+    given = request.inputs.add(name="x", datatype=DATATYPES[dtype], shape=x.shape)
+    getattr(given.contents, f"{kind}_contents").extend(x.tolist())
+    batch = md.Dim("rows", 1, 2)
+    ((found,), _) = arrays_of([Spec("x", exact, (), True)], _request_of(request, []).inputs, batch)
+    np.testing.assert_array_equal(found, x, strict=True)
+    if exact.itemsize == 1 and not limits:
+        getattr(given.contents, f"{kind}_contents")[0] = 300
+        with pytest.raises(Fault, match=rf"{given.datatype} cannot hold .*valid are numbers from"):
+            arrays_of([Spec("x", exact, (), True)], _request_of(request, []).inputs, batch)
 
 
 @pytest.mark.parametrize("name", FIELDS)

@@ -203,6 +203,37 @@ def test_a_trainer_measures_whole_sets(device: str) -> None:
     assert "counts" not in history[0] and set(ours.last) == {"loss", "accuracy"}
 
 
+class Total(m.Metric):
+    """The sum of all outputs, summed up on the device: a value without axes is all it sees."""
+
+    def seen(self, output: Any, target: Any) -> tuple[Any, ...]:
+        return (output.sum(),)
+
+    def batch(self, output: Any, target: Any) -> Any:
+        return {"total": np.asarray(output, np.float64).sum()}
+
+    def result(self, states: Any) -> float:
+        return float(states["total"])
+
+
+class Samples(Total):
+    """The number of targets: it sees nothing of the network."""
+
+    def seen(self, output: Any, target: Any) -> tuple[Any, ...]:
+        return ()
+
+    def taken(self, seen: Any, target: Any, shape: Any) -> Any:
+        return {"total": np.float64(len(target))}
+
+
+def test_a_metric_that_sees_numbers_only() -> None:
+    ours = trainer(metrics={"total": Total(), "samples": Samples()}, optimizer=md.optim.SGD(0.0))
+    record = ours.fit(BATCHES, 1, validate=BATCHES)[0]
+    assert record["samples"] == record["validation_samples"] == len(TARGETS)
+    assert record["total"] == pytest.approx(record["validation_total"])
+    assert record["total"] == pytest.approx(ours.predict(BATCHES).sum(), rel=1e-4)
+
+
 def test_metrics_add_to_accuracy_or_leave_it_out() -> None:
     assert set(trainer(metrics=[m.F1Score()]).evaluate(BATCHES)) == {"loss", "accuracy", "f1_score"}
     assert set(trainer(metrics={"accuracy": None}).evaluate(BATCHES)) == {"loss"}

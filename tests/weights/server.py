@@ -58,7 +58,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             return
         if plan.status and (status := plan.status.pop(0)) != 200:
-            self.send_error(status)
+            if status == 206:
+                self.send_response(206)
+                self.send_header("Content-Range", plan.content_range or "")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            else:
+                self.send_error(status)
             return
         begin = self.begin()
         if begin is None:

@@ -158,14 +158,50 @@ def test_a_wrong_part(url: str, plan: Plan, target: Path, answer: str) -> None:
     assert [entry[1] for entry in plan.requests] == [None, "bytes=300000-", None]
 
 
+def test_a_part_that_nobody_asked_for(url: str, plan: Plan, target: Path) -> None:
+    """A new download, of which there is no file yet that could be emptied."""
+    plan.status, plan.content_range = [206], "bytes 5-9/10"
+    good(url, target)
+    assert [entry[1] for entry in plan.requests] == [None, None]
+
+
+def test_a_range_that_nobody_asked_for(url: str, plan: Plan, target: Path) -> None:
+    plan.status = [416, 416]
+    good(url, target)
+    plan.status = [416, 416]
+    target.unlink()
+    with pytest.raises(DownloadError, match=r"the server answers 416 .* \(after 2 attempts in a"):
+        download(url, target, SHA[:8], attempts=2, **QUICK)
+
+
 def test_corrupt(url: str, plan: Plan, target: Path) -> None:
     plan.body = BODY[:-1] + b"x"
     pattern = rf"sent {len(BODY)} bytes with SHA-256 [0-9a-f]{{64}}; it should begin with {SHA[:8]}"
-    with pytest.raises(DownloadError, match=pattern):
+    with pytest.raises(DownloadError, match=f"{pattern}; the file was emptied$"):
         download(url, target, SHA[:8], **QUICK)
     assert target.read_bytes() == b""
     assert left(target) == ["net.pth"]
     assert len(plan.requests) == 1
+
+
+def test_a_network_that_goes_away_after_a_wrong_hash(
+    url: str, plan: Plan, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server of a resumed download was reached, whatever it sent."""
+    plan.body, plan.cut = bytes(len(BODY)), [300_000]
+    with pytest.raises(DownloadError, match="bytes are kept"):
+        download(url, target, SHA[:8], attempts=1, **QUICK)
+    plan.body = BODY
+    resolve, failures = socket.getaddrinfo, [False, True, False]
+
+    def sometimes(*arguments: Any, **named: Any) -> Any:
+        if failures.pop(0):
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return resolve(*arguments, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", sometimes)
+    good(url, target)
+    assert not failures
 
 
 @pytest.mark.parametrize("length", [len(BODY) - 100, 0])

@@ -24,7 +24,7 @@ from minidnn.graph.expression import (
 )
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.operator import Operator
-from minidnn.graph.types import FLOATS, INT8_DTYPES, INTEGERS
+from minidnn.graph.types import INT8_DTYPES, INTEGERS
 
 _family = Family("element-wise with broadcasting")
 CONVERTERS = _family.converters
@@ -170,7 +170,8 @@ def _where(call: OnnxCall) -> Value:
 
 @_family("Cast")
 def _cast(call: OnnxCall) -> Value:
-    """Among float32, int32, int64, bool, int8 and uint8, but not from int32 and int64 to bytes."""
+    """Among float16, float32, float64, int32, int64, bool, int8 and uint8, but not to int8 or uint8
+    from another of the integers."""
     to = call.integer("to", 0)
     call.integer("saturate", 1)
     call.text("round_mode", "up")
@@ -187,12 +188,6 @@ def _cast_like(call: OnnxCall) -> Value:
 
 def _converted(call: OnnxCall, x: Value, dtype: str) -> Value:
     """A value cast to a dtype; integers to int8 or uint8 are refused, since they would wrap."""
-    if (
-        dtype in INT8_DTYPES
-        and x.dtype != dtype
-        and (x.dtype in INTEGERS or x.dtype in INT8_DTYPES)
-    ):
+    if dtype in INT8_DTYPES and x.dtype != dtype and x.dtype in (*INTEGERS, *INT8_DTYPES):
         raise call.refuse(f"it makes {dtype} of {x.dtype}, which would wrap; valid is a float")
-    if x.dtype in FLOATS and dtype in FLOATS and x.dtype != dtype and not isinstance(x, Constant):
-        return call.build.pointwise("Cast", lambda a: a, x, dtype=dtype)
     return call.build.cast(x, dtype)

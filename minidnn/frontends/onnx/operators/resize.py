@@ -29,6 +29,9 @@ CONVERTERS = _family.converters
 
 #: The most inputs that an output may weight: each of them is an operand of the graph.
 _MOST_TAPS = 64
+#: The most inputs in a row whose weights are computed.  In a longer row, more than _MOST_TAPS weigh
+#: something: at least the inner half of it, where only cubic filters have roots, at most three.
+_LONGEST_SPAN = 2 * _MOST_TAPS + 16
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ def _resize(call: OnnxCall) -> Value:
         if spec.outputs == spec.size and spec.scale == 1.0 and positions != "tf_crop_and_resize":
             continue
         coordinates = spec.positions(positions)
+        is_outside = (coordinates < 0) | (coordinates > spec.size - 1)
+        fill = is_outside & (positions == "tf_crop_and_resize")
         if mode == "nearest":
             # Before opset 11 only ONNX's tests define it: 1 2 3 4 scaled by 0.6 is 1 3.
             direction = "ceil" if call.opset < 11 and spec.scale < 1 else rounding
@@ -100,15 +105,18 @@ def _resize(call: OnnxCall) -> Value:
             )
         else:
             scale = min(spec.scale, 1.0) if antialias else 1.0
+            if _span(mode, scale) > _LONGEST_SPAN:
+                raise call.refuse(_too_many(axis, spec))
             indices, weights = _weighted(coordinates, mode, cubic, scale)
             if exclude:
                 weights = np.where((indices >= 0) & (indices < spec.size), weights, 0.0)
             if exclude or antialias:
-                weights /= weights.sum(axis=1, keepdims=True)
+                total = weights.sum(axis=1, keepdims=True)
+                if not total[~fill].all():
+                    raise call.refuse(f"the weights of an output of axis {axis} sum to 0")
+                weights /= np.where(fill[:, None], 1.0, total)
         if indices.shape[1] > _MOST_TAPS:
-            raise call.refuse(f"an output of axis {axis} weights {indices.shape[1]} inputs")
-        is_outside = (coordinates < 0) | (coordinates > spec.size - 1)
-        fill = is_outside & (positions == "tf_crop_and_resize")
+            raise call.refuse(_too_many(axis, spec))
         x = _taken(call.build, x, axis, np.clip(indices, 0, spec.size - 1), weights, fill, outside)
     return x
 
@@ -193,6 +201,17 @@ def _nearest(coordinates: np.ndarray, rounding: str) -> np.ndarray:
     return np.asarray(indices, np.int64)
 
 
+def _too_many(axis: int, spec: _Axis) -> str:
+    return (
+        f"an output of axis {axis}, whose scale is {spec.scale:g}, weights over {_MOST_TAPS} inputs"
+    )
+
+
+def _span(mode: str, scale: float) -> int:
+    """How many inputs in a row have all that an output weights; some of these may weigh 0."""
+    return 2 * ceil((1.0 if mode == "linear" else 2.0) / scale)
+
+
 def _weighted(
     coordinates: np.ndarray, mode: str, a: float, scale: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -201,10 +220,9 @@ def _weighted(
     ``coordinates`` are the outputs' positions in the input, ``a`` is the cubic coefficient.  A
     ``scale`` below 1 widens the filter, so that all inputs count (antialiasing).
     """
-    support = (1.0 if mode == "linear" else 2.0) / scale
-    count = 2 * ceil(support)
+    count = _span(mode, scale)
     first = np.floor(coordinates).astype(np.int64) - count // 2 + 1
-    indices = first[:, None] + np.arange(min(count, _MOST_TAPS + 1))
+    indices = first[:, None] + np.arange(count)
     distance = np.abs(coordinates[:, None] - indices) * scale
     if mode == "linear":
         weights = np.maximum(0.0, 1.0 - distance)
