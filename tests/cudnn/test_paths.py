@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,6 +171,18 @@ def test_a_better_algorithm_over_the_limit_warns(
     a, one = arrays, (1, 1)
     fake.dll.rows = [(7, 0.1, 1 << 40, 1, 0), (1, 0.2, 100, 1, 0)]
     with pytest.warns(UserWarning, match="lack of workspace"):
+        cudnn.convolution_forward(
+            a.x, a.w, None, a.y, one, one, one, 1, auto_tune=False, tensor_core="never"
+        )
+
+
+def test_a_worse_algorithm_over_the_limit_does_not_warn(
+    fake: SimpleNamespace, arrays: SimpleNamespace
+) -> None:
+    a, one = arrays, (1, 1)
+    fake.dll.rows = [(1, 0.1, 100, 1, 0), (7, 0.2, 1 << 40, 1, 0)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         cudnn.convolution_forward(
             a.x, a.w, None, a.y, one, one, one, 1, auto_tune=False, tensor_core="never"
         )

@@ -268,8 +268,9 @@ class State(NamedTuple):
 class ConvolutionPlan:
     """A convolution with its algorithm chosen; run it as often as you like, on any stream.
 
-    ``choice`` is the algorithm in use, ``skipped`` tells which others were not taken and why.  The
-    plan holds descriptors, not arrays.  ``first``, ``second`` and ``out`` are addresses of
+    ``choice`` is the algorithm in use, ``skipped`` tells which better ones were not taken and why;
+    ``unfit`` are those of them that the constraints excluded when the plan was made.  The plan
+    holds descriptors, not arrays.  ``first``, ``second`` and ``out`` are addresses of
     descriptors, for calls like the fused one.
     """
 
@@ -277,6 +278,7 @@ class ConvolutionPlan:
         self, problem: Problem, candidates: tuple[Candidate, ...], skipped: tuple[str, ...]
     ) -> None:
         self.key = problem.key
+        self.unfit = skipped
         self.skipped = list(skipped)
         self._problem = problem
         self._candidates = candidates
