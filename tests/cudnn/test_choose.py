@@ -282,6 +282,39 @@ def test_what_turns_out_unsupported_is_left(fake: SimpleNamespace, xwy: Any) -> 
         convolution.forward(*xwy)
 
 
+def test_after_the_last_failed_the_next_call_begins_with_the_first(
+    fake: SimpleNamespace, xwy: Any
+) -> None:
+    fake.dll.rows = [(7, 0.1, 5000, 1, 0), (1, 0.2, 400, 1, 0)]
+    made = plan(xwy)
+    fake.cupy.memory_left = 0
+    with pytest.warns(MiniDNNWarning, match="falls back"), pytest.raises(OutOfMemoryError):
+        convolution.forward(*xwy)
+    assert (made.choice.algorithm, made.skipped) == (7, [])
+    fake.cupy.memory_left = 1 << 40
+    fake.dll.status["cudnnConvolutionForward"] = 3000
+    for _ in range(2):
+        with pytest.warns(MiniDNNWarning, match="falls back"), pytest.raises(CuDNNError):
+            convolution.forward(*xwy)
+        assert (made.choice.algorithm, made.skipped) == (7, [])
+    fake.dll.status.clear()
+    convolution.forward(*xwy)
+    assert fake.dll.calls[-1][1][7] == 7
+
+
+def test_a_failure_of_what_another_thread_has_left_is_no_error(
+    fake: SimpleNamespace, xwy: Any
+) -> None:
+    fake.dll.rows = [(7, 0.1, 10, 1, 0), (1, 0.2, 10, 1, 0)]
+    made = plan(xwy)
+    old = made.state
+    for _ in range(2):  # two threads that ran the first algorithm at once
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made.failed(3000, old, "cudnnConvolutionForward")
+    assert made.choice.algorithm == 1
+
+
 def test_the_workspace_grows_and_is_shared(fake: SimpleNamespace) -> None:
     first = workspace.acquire(100)
     assert workspace.acquire(50) is first and workspace.acquire(0) is None
