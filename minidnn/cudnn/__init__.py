@@ -31,7 +31,6 @@ _MODULES = (
     "convolution",
     "dropout",
     "enums",
-    "filter",
     "graph",
     "handle",
     "library",

@@ -9,6 +9,7 @@ Source: cuDNN, ``cudnnActivationForward``, ``cudnnActivationBackward``.
 from __future__ import annotations
 
 import ctypes
+import math
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -79,7 +80,7 @@ def activation_descriptor(
     mode: ActivationMode, coefficient: float = 0.0, nan: NanPropagation = PROPAGATE
 ) -> ActivationDescriptor:
     """Return a shared descriptor; do not close it."""
-    key = (mode, coefficient, nan)
+    key = (mode, coefficient, math.copysign(1.0, coefficient), nan)  # as 0.0 == -0.0
     found = _cache.get(key)
     if found is None:
         found = _cache.put(key, ActivationDescriptor.of(ActivationMode(mode), coefficient, nan))

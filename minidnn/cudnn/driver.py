@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -24,10 +25,25 @@ class EdgeData(ctypes.Structure):
     )
 
 
+def file_name() -> str:
+    """The name by which this system's loader finds the CUDA driver library."""
+    return "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
+
 @cache
 def driver() -> Any:
-    """The CUDA driver library; None before CUDA 12.3, which lacks the data of edges."""
-    library = ctypes.CDLL("libcuda.so.1")
+    """The CUDA driver library; None before CUDA 12.3, which lacks the data of edges.
+
+    Raises:
+        DeviceError: it cannot be loaded.
+    """
+    try:
+        library = ctypes.CDLL(file_name())
+    except OSError as error:
+        raise DeviceError(
+            f"NVIDIA's driver {file_name()} cannot be loaded ({error}); 'nvidia-smi' shows whether "
+            "it is installed"
+        ) from error
     return library if hasattr(library, "cuStreamGetCaptureInfo_v3") else None
 
 
@@ -66,4 +82,4 @@ def captured(stream: int) -> tuple[int, Sequence[int]] | None:
     return graph.value, [nodes[i] or 0 for i in range(count.value)]
 
 
-__all__ = ["SUCCESS", "EdgeData", "call", "captured", "driver", "ensure_context"]
+__all__ = ["SUCCESS", "EdgeData", "call", "captured", "driver", "ensure_context", "file_name"]

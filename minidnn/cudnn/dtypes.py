@@ -7,6 +7,7 @@ values.
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,16 +71,16 @@ def is_double(data: DataType) -> bool:
     return data == DataType.CUDNN_DATA_DOUBLE
 
 
-_cache: dict[tuple[float, bool], Any] = {}
+_cache: dict[tuple[float, float, bool], Any] = {}
 _LIMIT = 1024
 
 
 def scalar(value: float, double: bool) -> Any:
     """Return a pointer argument to ``value`` as a C double or float.
 
-    The pointer keeps its number alive, and equal numbers share one.
+    The pointer keeps its number alive, and equal numbers of equal signs share one.
     """
-    key = (value, double)
+    key = (value, math.copysign(1.0, value), double)  # as 0.0 == -0.0
     pointer = _cache.get(key)
     if pointer is None:
         if len(_cache) >= _LIMIT:

@@ -92,11 +92,12 @@ class _NamedLock:
     def _late(self, limit: float) -> bool:
         if not self._given_up:
             self._given_up = True
+            # Another thread that still waits for the file has not begun: a process holds that.
+            holder = "another thread of this process" if self._depth else "another process"
             log.warning(
-                "another process still measures on %s after %.0f s; going on beside it, so "
-                "measured times may be too long",
-                self._name,
-                limit,
+                "%s still measures on %s after %.0f s; going on beside it, so measured times may "
+                "be too long",
+                *(holder, self._name, limit),
             )
         return False
 

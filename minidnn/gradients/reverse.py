@@ -410,4 +410,4 @@ def _key(op: Operator, operands: Sequence[Value]) -> object:
 def _is_same(a: Value, b: Value) -> bool:
     if a is b or not isinstance(a, Constant) or not isinstance(b, Constant):
         return a is b
-    return np.array_equal(a.data, b.data, equal_nan=True)
+    return a.data is b.data or a.data.tobytes() == b.data.tobytes()  # 0.0 == -0.0, NaN != NaN

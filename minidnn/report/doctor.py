@@ -145,7 +145,9 @@ def _toolchain() -> list[Finding]:
 
 def _gpu() -> list[Finding]:
     """Checks the driver and its GPUs through the driver's own library."""
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    from minidnn.cudnn.driver import file_name
+
+    name = file_name()
     try:
         driver = ctypes.CDLL(name)
     except OSError:

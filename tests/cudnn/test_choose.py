@@ -51,6 +51,14 @@ def test_the_first_that_fits_is_taken(fake: SimpleNamespace, xwy: Any) -> None:
     assert "workspace limit: 10" in text and text.count("not taken") == 3
 
 
+def test_only_better_algorithms_count_as_skipped(fake: SimpleNamespace, xwy: Any) -> None:
+    fake.dll.rows = [(7, 0.1, 400, 1, 0), (6, 0.2, 5000, 1, 0), (1, 0.3, 300, 0, 0)]
+    assert plan(xwy, workspace_limit=400, deterministic=True).skipped == []
+    fake.dll.rows.insert(0, (5, 0.05, 6000, 1, 0))
+    (skipped,) = plan(xwy, workspace_limit=500).skipped
+    assert skipped.startswith("CUDNN_CONVOLUTION_FWD_ALGO_FFT_TILING wants 6000 bytes")
+
+
 def test_fma_excludes_tensor_cores(fake: SimpleNamespace, xwy: Any) -> None:
     fake.dll.rows = [(7, 0.1, 0, 1, int(TENSOR)), (1, 0.3, 0, 1, int(DEFAULT))]
     assert plan(xwy, math=DEFAULT).choice.math == TENSOR
@@ -267,10 +275,44 @@ def test_what_turns_out_unsupported_is_left(fake: SimpleNamespace, xwy: Any) -> 
     with pytest.warns(MiniDNNWarning, match="falls back to .*_NOT_SUPPORTED the fake says no"):
         convolution.forward(*xwy)
     assert made.choice.algorithm == 1 and "NOT_SUPPORTED" in made.skipped[0]
+    assert made.unfit == ()  # no constraint excluded it
     fake.dll._call = original
     fake.dll.status["cudnnConvolutionForward"] = 3000
     with pytest.raises(CuDNNError, match="NOT_SUPPORTED"):
         convolution.forward(*xwy)
+
+
+def test_after_the_last_failed_the_next_call_begins_with_the_first(
+    fake: SimpleNamespace, xwy: Any
+) -> None:
+    fake.dll.rows = [(7, 0.1, 5000, 1, 0), (1, 0.2, 400, 1, 0)]
+    made = plan(xwy)
+    fake.cupy.memory_left = 0
+    with pytest.warns(MiniDNNWarning, match="falls back"), pytest.raises(OutOfMemoryError):
+        convolution.forward(*xwy)
+    assert (made.choice.algorithm, made.skipped) == (7, [])
+    fake.cupy.memory_left = 1 << 40
+    fake.dll.status["cudnnConvolutionForward"] = 3000
+    for _ in range(2):
+        with pytest.warns(MiniDNNWarning, match="falls back"), pytest.raises(CuDNNError):
+            convolution.forward(*xwy)
+        assert (made.choice.algorithm, made.skipped) == (7, [])
+    fake.dll.status.clear()
+    convolution.forward(*xwy)
+    assert fake.dll.calls[-1][1][7] == 7
+
+
+def test_a_failure_of_what_another_thread_has_left_is_no_error(
+    fake: SimpleNamespace, xwy: Any
+) -> None:
+    fake.dll.rows = [(7, 0.1, 10, 1, 0), (1, 0.2, 10, 1, 0)]
+    made = plan(xwy)
+    old = made.state
+    for _ in range(2):  # two threads that ran the first algorithm at once
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made.failed(3000, old, "cudnnConvolutionForward")
+    assert made.choice.algorithm == 1
 
 
 def test_the_workspace_grows_and_is_shared(fake: SimpleNamespace) -> None:

@@ -124,6 +124,46 @@ def test_a_thread_may_ask_again_and_others_wait_until_it_is_done() -> None:
     assert order == ["first", "other"]
 
 
+def said_by_a_late_thread(caplog: pytest.LogCaptureFixture) -> str:
+    """What a thread logs that asks while another one of this process has, or awaits, its turn."""
+
+    def ask() -> None:
+        with lock_at("gpu-0", 0.05) as alone:
+            assert not alone
+
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join(30)
+    return caplog.records[0].getMessage()
+
+
+def test_a_thread_that_is_late_names_the_other_thread(caplog: pytest.LogCaptureFixture) -> None:
+    with lock_at("gpu-0"):
+        said = said_by_a_late_thread(caplog)
+    assert said.startswith("another thread of this process still measures on gpu-0 after 0 s;")
+
+
+def test_a_thread_that_is_late_behind_one_that_waits_names_the_process(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def wait() -> None:
+        with lock_at("gpu-0", 30.0):
+            pass
+
+    process = holder()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not gpu_lock._turns:
+        time.sleep(0.001)
+    time.sleep(0.05)
+    said = said_by_a_late_thread(caplog)
+    finish(process)
+    thread.join(30)
+    assert said.startswith("another process still measures on gpu-0 after 0 s;")
+
+
 def test_an_error_ends_the_turn() -> None:
     with pytest.raises(KeyError), lock_at("gpu-0"):
         raise KeyError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from minidnn.cudnn import library
+from minidnn.cudnn import driver, library
 from minidnn.cudnn.library import FILE_NAME, Library
 from minidnn.errors import DeviceError, MiniDNNWarning
 
@@ -159,6 +159,21 @@ else:
     raise AssertionError("no error")
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+@pytest.mark.parametrize("platform, name", [("linux", "libcuda.so.1"), ("win32", "nvcuda.dll")])
+def test_the_driver_is_loaded_by_its_name_on_the_system(
+    alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch, platform: str, name: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(driver, "driver", driver.driver.__wrapped__)  # without its cache
+    with pytest.raises(DeviceError, match=rf"{name} cannot be loaded \(no such file\); 'nvidia"):
+        driver.call("cuInit", 0)
+    alone["dlls"][name] = Dll()
+    assert driver.driver() is alone["dlls"][name]
+    alone["dlls"][name] = Dll(missing=("cuStreamGetCaptureInfo_v3",))
+    assert driver.driver() is None
+    assert set(alone["opened"]) == {name}
 
 
 def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,12 +167,41 @@ def test_cupys_errors(fake: SimpleNamespace, arrays: SimpleNamespace) -> None:
         _ = cudnn.compat.rnn_forward_training
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_sign_of_zero_is_kept(fake: SimpleNamespace, dtype: str) -> None:
+    y, number = fake.cupy.empty((2, 3), dtype), np.ctypeslib.as_ctypes_type(dtype)
+    for value in (0.0, -0.0, 0.0):
+        cudnn.op_tensor.fill(y, value)
+        pointer = ctypes.cast(fake.dll.calls[-1][1][-1], ctypes.POINTER(number))
+        assert math.copysign(1, pointer[0]) == math.copysign(1, value)
+
+
+def test_the_sign_of_a_zero_coefficient_is_kept(fake: SimpleNamespace) -> None:
+    mode = enums.ActivationMode.CUDNN_ACTIVATION_ELU
+    for value in (0.0, -0.0):
+        cudnn.activation.forward(fake.cupy.empty((2, 3)), mode=mode, coefficient=value)
+    given = [a[-1] for n, a in fake.dll.calls if n == "cudnnSetActivationDescriptor"]
+    assert [math.copysign(1, value) for value in given] == [1, -1]
+
+
 def test_a_better_algorithm_over_the_limit_warns(
     fake: SimpleNamespace, arrays: SimpleNamespace
 ) -> None:
     a, one = arrays, (1, 1)
     fake.dll.rows = [(7, 0.1, 1 << 40, 1, 0), (1, 0.2, 100, 1, 0)]
     with pytest.warns(UserWarning, match="lack of workspace"):
+        cudnn.convolution_forward(
+            a.x, a.w, None, a.y, one, one, one, 1, auto_tune=False, tensor_core="never"
+        )
+
+
+def test_a_worse_algorithm_over_the_limit_does_not_warn(
+    fake: SimpleNamespace, arrays: SimpleNamespace
+) -> None:
+    a, one = arrays, (1, 1)
+    fake.dll.rows = [(1, 0.1, 100, 1, 0), (7, 0.2, 1 << 40, 1, 0)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         cudnn.convolution_forward(
             a.x, a.w, None, a.y, one, one, one, 1, auto_tune=False, tensor_core="never"
         )

@@ -11,6 +11,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.errors import GraphError, UnsupportedError
+from minidnn.gradients.reverse import Recorded
 from minidnn.gradients.table import RULES, Backward, rule
 from minidnn.graph import operators as ops
 from minidnn.graph.checker import check
@@ -397,3 +398,17 @@ def test_optimized_graphs_are_refused() -> None:
     graph = optimize(to_graph(L.Sequential(L.ReLU(), L.Tanh()), (1, 1, 1, 1)))
     with pytest.raises(UnsupportedError, match="must be taken before it is optimized"):
         md.gradient(graph, graph.outputs[0], graph.inputs)
+
+
+def test_nodes_are_looked_up_by_the_bits_of_their_constants() -> None:
+    """x / 0.0 is not x / -0.0."""
+
+    def filled(value: float) -> Constant:
+        return Constant(TensorType((2,)), "c", np.full(2, value, np.float32))
+
+    (read, *_) = squared((2,)).inputs
+    for value, other in ((0.0, -0.0), (-0.0, 0.0), (np.nan, 1.0)):
+        node = Node(ops.Div(), [read, filled(value)], "node")
+        recorded = Recorded(Graph([read], node.outputs, [node]))
+        assert recorded.apply(node.op, read, filled(value)) == node.outputs
+        assert recorded.apply(node.op, read, filled(other)) != node.outputs

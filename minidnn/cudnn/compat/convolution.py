@@ -246,7 +246,7 @@ def _key(
 
 def _warn_about_workspace(operation: str, plan: ConvolutionPlan) -> None:
     """Warn as CuPy does when a better algorithm wanted more workspace (forward, heuristic)."""
-    if operation == "forward" and plan.key.search == "heuristic" and plan.skipped:
+    if operation == "forward" and plan.key.search == "heuristic" and plan.unfit:
         category = getattr(cupy()._util, "PerformanceWarning", RuntimeWarning)
         warnings.warn(
             "The best algo of conv fwd might not be selected due to lack of workspace size "

@@ -240,7 +240,10 @@ def _decode(data: bytes) -> tuple[Candidate, ...] | None:
 def constrained(
     key: ConvolutionKey, candidates: tuple[Candidate, ...]
 ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-    """Return the candidates that meet the constraints, and for each of the others why not."""
+    """Return the candidates that meet the constraints, and why better ones do not.
+
+    Better are those before the first that does: all, if none does.
+    """
     fitting, skipped = [], []
     for candidate in candidates:
         reason = None
@@ -255,7 +258,7 @@ def constrained(
         if reason is None:
             exact = key.math == MathType.CUDNN_FMA_MATH
             fitting.append(replace(candidate, math=key.math) if exact else candidate)
-        else:
+        elif not fitting:
             skipped.append(f"{candidate.name} {reason}")
     if skipped and fitting:
         log.info("convolution takes %s; %s", fitting[0].name, "; ".join(skipped))

@@ -268,8 +268,9 @@ class State(NamedTuple):
 class ConvolutionPlan:
     """A convolution with its algorithm chosen; run it as often as you like, on any stream.
 
-    ``choice`` is the algorithm in use, ``skipped`` tells which others were not taken and why.  The
-    plan holds descriptors, not arrays.  ``first``, ``second`` and ``out`` are addresses of
+    ``choice`` is the algorithm in use, ``skipped`` tells which better ones were not taken and why;
+    ``unfit`` are those of them that the constraints excluded when the plan was made.  The plan
+    holds descriptors, not arrays.  ``first``, ``second`` and ``out`` are addresses of
     descriptors, for calls like the fused one.
     """
 
@@ -277,6 +278,7 @@ class ConvolutionPlan:
         self, problem: Problem, candidates: tuple[Candidate, ...], skipped: tuple[str, ...]
     ) -> None:
         self.key = problem.key
+        self.unfit = skipped
         self.skipped = list(skipped)
         self._problem = problem
         self._candidates = candidates
@@ -342,12 +344,15 @@ class ConvolutionPlan:
             context = {**self.key.describe(), "algorithm": state.candidate.name, **(more or {})}
             check(status, function, context)
         except CuDNNError as error:
-            if not error.unsupported or self._position + 1 >= len(self._candidates):
+            if not error.unsupported:
                 raise
             self.fall_back(state, f"{status_name(status)} {error.last_error}", error)
 
     def fall_back(self, state: State, reason: str, error: Exception) -> None:
-        """Switch to the next algorithm, one with less workspace if memory is short, and warn."""
+        """Switch to the next algorithm, one with less workspace if memory is short, and warn.
+
+        If there is none, go back to the first, for the next call, and raise ``error``.
+        """
         short = isinstance(error, OutOfMemoryError)
         with self._lock:
             if self.state is not state:
@@ -356,7 +361,7 @@ class ConvolutionPlan:
             while True:
                 position += 1
                 if position >= len(self._candidates):
-                    self._position = 0
+                    self._restart()
                     raise error
                 after = self._candidates[position]
                 if not short or after.workspace < state.workspace:
@@ -369,6 +374,13 @@ class ConvolutionPlan:
             self.skipped.append(note)
             self._position = position
             self.state = self._prepare()
+
+    def _restart(self) -> None:
+        """Go back to the first algorithm."""
+        if self._position:
+            self._position = 0
+            self.state = self._prepare()
+        self.skipped = list(self.unfit)
 
 
 def no_algorithm(key: ConvolutionKey, skipped: tuple[str, ...]) -> NoAlgorithmError:

@@ -173,6 +173,7 @@ class Graph(Operations):
 
         Raises:
             UnsupportedError: cuDNN has no engine for this graph under these constraints.
+            OutOfMemoryError: there is not enough memory to measure, or for the workspace.
             GraphError: the graph or an argument is not valid.
             DeviceError: no GPU, CuPy or cuDNN.
         """

@@ -170,6 +170,7 @@ def _first_that_fits(
         try:
             plan.reserve()
         except OutOfMemoryError as error:
+            plan.close()
             text = f"{error}; the next plan is taken instead"
             log.warning(text)
             warnings.warn(text, MiniDNNWarning, stacklevel=4)
@@ -309,21 +310,27 @@ def _try(
 def _measure(
     spec: GraphSpec, constraints: Constraints, target: device.Target, scalars: Sequence[float]
 ) -> Finding:
-    """Builds and times every plan that is allowed; the fastest compiled one is cached on disk."""
+    """Builds and times every plan that is allowed; the fastest compiled one is cached on disk.
+
+    Raises:
+        OutOfMemoryError: there is not enough memory to measure.
+    """
     try:
         plans = all_plans(spec, constraints, target, scalars=scalars)
     except UnsupportedError as error:
         return Finding((), str(error.__cause__))
     if not plans:
         return Finding((), "no engine may be used or can be built")
-    times = measure(plans)
-    ranked = sorted((time, index) for index, time in enumerate(times) if time is not None)
-    if not ranked:
-        return Finding((), f"{len(plans)} plans could be built and none could be executed")
-    kept = tuple(Ranked(plans[i].config, time, plans[i].workspace) for time, i in ranked)
-    plans[ranked[0][1]].keep()
-    for plan in plans:
-        plan.close()
+    try:
+        times = measure(plans)
+        ranked = sorted((time, index) for index, time in enumerate(times) if time is not None)
+        if not ranked:
+            return Finding((), f"{len(plans)} plans could be built and none could be executed")
+        kept = tuple(Ranked(plans[i].config, time, plans[i].workspace) for time, i in ranked)
+        plans[ranked[0][1]].keep()
+    finally:
+        for plan in plans:
+            plan.close()
     return Finding(_with_small_one(kept))
 
 
@@ -335,23 +342,39 @@ def _with_small_one(ranked: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
 
 
 def measure(plans: Sequence[Plan]) -> list[float | None]:
-    """The times of plans of one graph on random data in milliseconds, None for those that fail."""
+    """The times of plans of one graph on random data in milliseconds, None for those that fail.
+
+    Raises:
+        OutOfMemoryError: there is not enough memory for the data and the largest workspace.
+    """
     if not plans:
         return []
-    spec = plans[0].spec
-    buffers = [
-        arrays.random_like(spec.tensors[index], seed)
-        for seed, index in enumerate((*spec.inputs, *spec.outputs))
-    ]
+    buffers, workspace = _memory_for(plans)
     pointers = [buffer.ptr for buffer in buffers]
-    nbytes = max(plan.workspace for plan in plans)
-    workspace = arrays.allocate(nbytes) if nbytes else None
     address = workspace.ptr if workspace is not None else 0
     runs = [
         timing.Contestant(plan.bind_pointers(pointers, address, keep=(buffers, workspace)))
         for plan in plans
     ]
     return timing.race(runs)
+
+
+def _memory_for(plans: Sequence[Plan]) -> tuple[list[Any], Any]:
+    """Random data for the inputs and outputs of plans of one graph, and a workspace for each in
+    turn; None if they need none."""
+    spec = plans[0].spec
+    ends = [spec.tensors[index] for index in (*spec.inputs, *spec.outputs)]
+    nbytes = max(plan.workspace for plan in plans)
+    try:
+        buffers = [arrays.random_like(tensor, seed) for seed, tensor in enumerate(ends)]
+        return buffers, arrays.allocate(nbytes) if nbytes else None
+    except MemoryError as error:
+        raise OutOfMemoryError(
+            f"no memory to measure {spec.describe()}: its tensors have "
+            f"{sum(tensor.nbytes for tensor in ends)} bytes, and its plans need {nbytes} bytes of "
+            f"workspace: {error}; build with a smaller workspace_limit, or with "
+            "choose='heuristic', which measures nothing"
+        ) from error
 
 
 def _unsupported(spec: GraphSpec, constraints: Constraints, reason: str) -> UnsupportedError:
