@@ -28,6 +28,7 @@ from minidnn._torch_internals import (
     aot_export_module,
     data_of,
     enter_autocast,
+    enter_inference_mode,
     exit_autocast,
     pytree,
     set_grad_enabled,
@@ -37,6 +38,7 @@ from minidnn._torch_internals import (
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING, Captured, Held
 from minidnn.frontends.torch.constants import constants, made_of_nothing
+from minidnn.frontends.torch.inlined import inlined, without_inference_mode
 from minidnn.frontends.torch.memory import (
     as_views,
     may_write,
@@ -49,7 +51,6 @@ from minidnn.frontends.torch.untaped_writes import check_untaped_writes
 
 #: Assertions about arguments, which the cache key of a program implies already.
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
-_CHECKPOINT = "tag_activation_checkpoint"
 _DETACH = torch.ops.aten.detach.default
 #: The key in ``node.meta`` of the flag that a node's value may require a gradient.
 _TRACKED = "minidnn_tracked"
@@ -91,6 +92,7 @@ def _functional(
     trained: bool,
     enabled: bool,
 ) -> Captured:
+    piece = without_inference_mode(inlined(piece), enabled)
     if trained:
         check_untaped_writes(piece, args, enabled)
     try:
@@ -259,6 +261,8 @@ def _mark_leaves(graph: Graph) -> None:
 
 def switches_on(node: Node) -> bool:
     """Whether a node switches gradient mode on."""
+    if node.target is enter_inference_mode:
+        return not node.args[0]
     return node.target is set_grad_enabled and bool(node.args[0])
 
 
@@ -301,8 +305,6 @@ def _prepared(piece: GraphModule) -> GraphModule:
 
     - Autocast blocks are entered while the piece is traced.  PyTorch would only record them, and
       infer the wrong dtypes for results.
-    - Blocks under ``torch.utils.checkpoint`` are called directly: each part decides itself what it
-      keeps for its gradients and what it recomputes.
     - Calls that return an operand, or a view of one, without declaring it are replaced by ones that
       do, see :mod:`.memory`.
     """
@@ -311,11 +313,6 @@ def _prepared(piece: GraphModule) -> GraphModule:
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in piece.graph.nodes:
-        if _is_checkpoint(node):
-            block, *operands = node.args
-            arguments = torch.fx.map_arg(tuple(operands), copies.__getitem__)
-            copies[node] = graph.call_module(str(block.target), arguments)
-            continue
         if (operand := returned_operand(node)) is not None:
             copies[node] = copies[operand]
             continue
@@ -328,11 +325,6 @@ def _prepared(piece: GraphModule) -> GraphModule:
             bases = [None if each is None else copies[each] for each in operands]
             copies[node] = graph.call_function(as_views, (copies[node], bases))
     return GraphModule(piece, graph)
-
-
-def _is_checkpoint(node: Node) -> bool:
-    """Whether a node calls a block under ``torch.utils.checkpoint``."""
-    return isinstance(node.target, HigherOrderOperator) and str(node.target) == _CHECKPOINT
 
 
 def _under_autocast(module: GraphModule) -> None:
