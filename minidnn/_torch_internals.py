@@ -56,6 +56,7 @@ def _lacks(names: Sequence[str]) -> DeviceError:
 
 # Kinds of objects.
 OpOverload = _ask("torch._ops.OpOverload")
+OpOverloadPacket = _ask("torch._ops.OpOverloadPacket")
 HigherOrderOperator = _ask("torch._ops.HigherOrderOperator")
 FakeTensor = _ask("torch._subclasses.fake_tensor.FakeTensor")
 FunctionalTensor = _ask("torch._subclasses.functional_tensor.FunctionalTensor")

@@ -41,13 +41,13 @@ from minidnn.frontends.torch.constants import constants, made_of_nothing
 from minidnn.frontends.torch.inlined import inlined, without_inference_mode
 from minidnn.frontends.torch.memory import (
     as_views,
-    may_write,
     returned_operand,
     share_results,
-    viewed,
+    written_views,
 )
 from minidnn.frontends.torch.opaque import put_back, standing_for
 from minidnn.frontends.torch.untaped_writes import check_untaped_writes
+from minidnn.frontends.torch.writes import call_name, written_operands
 
 #: Assertions about arguments, which the cache key of a program implies already.
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
@@ -93,6 +93,7 @@ def _functional(
     enabled: bool,
 ) -> Captured:
     piece = without_inference_mode(inlined(piece), enabled)
+    _check_statistics(piece)
     if trained:
         check_untaped_writes(piece, args, enabled)
     try:
@@ -207,6 +208,19 @@ def _without_copies(graph: Graph) -> None:
         graph.erase_node(node)
 
 
+def _check_statistics(piece: GraphModule) -> None:
+    """Raises UnsupportedError if a normalization writes to statistics that are computed: the schema
+    of ``instance_norm`` does not declare that it writes to them."""
+    for node in piece.graph.nodes:
+        if call_name(node) == "instance_norm":
+            for operand in written_operands(node):
+                if operand.op != "placeholder":
+                    raise UnsupportedError(
+                        f"{node.name} writes to {operand.name}, which the code computes, and "
+                        "PyTorch does not say so"
+                    )
+
+
 def _check_states(graph: Graph) -> None:
     """Raises UnsupportedError if a call sets a global state of PyTorch other than gradient mode and
     autocast."""
@@ -305,11 +319,11 @@ def _prepared(piece: GraphModule) -> GraphModule:
 
     - Autocast blocks are entered while the piece is traced.  PyTorch would only record them, and
       infer the wrong dtypes for results.
-    - Calls that return an operand, or a view of one, without declaring it are replaced by ones that
-      do, see :mod:`.memory`.
+    - Calls that return an operand, or a view of one that is written to later, without declaring it
+      are replaced by ones that do, see :mod:`.memory`.
     """
     autocast_calls = (enter_autocast, exit_autocast)
-    writes = may_write(piece)
+    views = written_views(piece)
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in piece.graph.nodes:
@@ -321,8 +335,8 @@ def _prepared(piece: GraphModule) -> GraphModule:
             copies[node].target = torch.Tensor.detach
         if node.target in autocast_calls:
             copies[node].target = _enter if node.target is enter_autocast else _exit
-        if writes and (operands := viewed(node)):
-            bases = [None if each is None else copies[each] for each in operands]
+        if node in views:
+            bases = [None if each is None else copies[each] for each in views[node]]
             copies[node] = graph.call_function(as_views, (copies[node], bases))
     return GraphModule(piece, graph)
 
