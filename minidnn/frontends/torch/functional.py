@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextvars
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,11 @@ from minidnn.frontends.torch.writes import call_name, written_operands
 
 #: Assertions about arguments, which the cache key of a program implies already.
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
+#: Functional operations whose gradients are wrong in PyTorch, and what is wrong.
+_WRONG_GRADIENTS = {
+    "aten.as_strided_scatter.default": "gives a gradient to the elements that are overwritten",
+    "aten.rrelu_with_noise_functional.default": "computes its gradient by the noise before it",
+}
 _DETACH = torch.ops.aten.detach.default
 #: The key in ``node.meta`` of the flag that a node's value may require a gradient.
 _TRACKED = "minidnn_tracked"
@@ -129,6 +134,7 @@ def _functional(
     untaped = set(placeholders)
     if trained and (enabled or any(switches_on(node) for node in graph.nodes)):
         taped = _detach(graph, placeholders, args, enabled)
+        _check_gradients(taped)
         for position, node in writes:
             argument, result = args[placeholders.index(node)], results[position]
             # PyTorch allows a write to a leaf past its tape alone: by ``.data``, or without it.
@@ -231,6 +237,17 @@ def _check_states(graph: Graph) -> None:
         name = getattr(node.target, "__name__", "")
         if name.startswith("_") and node.target not in known:
             raise UnsupportedError(f"it calls {name}, which sets how PyTorch computes")
+
+
+def _check_gradients(taped: Iterable[Node]) -> None:
+    """Raises UnsupportedError if PyTorch's tape has an operation whose gradient PyTorch does not
+    compute right; functionalization makes such operations of writes in place."""
+    for node in taped:
+        if str(node.target) in _WRONG_GRADIENTS and is_tracked(node):
+            raise UnsupportedError(
+                f"{node.name} requires a gradient, and PyTorch's {node.target}, which stands for a "
+                f"write in place, {_WRONG_GRADIENTS[str(node.target)]}"
+            )
 
 
 def _remove(graph: Graph, names: Sequence[str]) -> None:
