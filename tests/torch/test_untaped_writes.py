@@ -104,6 +104,19 @@ def test_writes_without_gradients_to_what_has_one(name: str, mode: Any) -> None:
     compare(body)
 
 
+@pytest.mark.filterwarnings("ignore:.*a piece runs in PyTorch:minidnn.errors.MiniDNNWarning")
+@pytest.mark.parametrize("function", [F.embedding, F.embedding_bag])
+def test_norms_of_a_computed_table(function: Any) -> None:
+    """They are written past the tape in gradient mode, too."""
+
+    def body(linear: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        table = linear(x)
+        function(torch.tensor([[0, 1]]), table, max_norm=0.1)
+        return table * 2
+
+    compare(body)
+
+
 class Halved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from minidnn._torch_internals import data_of, set_grad_enabled
 from minidnn.errors import UnsupportedError
-from minidnn.frontends.torch.writes import written_operands
+from minidnn.frontends.torch.writes import is_always_untaped, written_operands
 
 
 def check_untaped_writes(piece: GraphModule, args: Sequence[Any], enabled: bool) -> None:
@@ -42,7 +42,7 @@ def check_untaped_writes(piece: GraphModule, args: Sequence[Any], enabled: bool)
             continue
         operands = written_operands(node)
         for written, storage in [(each, one) for each in operands for one in _storages(each)]:
-            is_quiet = not enabled or not _requires_grad(written)
+            is_quiet = not enabled or not _requires_grad(written) or is_always_untaped(node)
             if is_quiet and storage in made:
                 raise UnsupportedError(
                     f"{node.name} writes to {made[storage].name}, which requires a gradient, past "

@@ -26,6 +26,9 @@ _OPERATORS = {
     *(operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift),
 }
 _METHODS = {f"__{each.__name__}__" for each in _OPERATORS}
+#: Functions that write to what a layer keeps from call to call: statistics, or a table.
+_NORMALIZATIONS = ("batch_norm", "instance_norm")
+_TABLES = ("embedding", "embedding_bag")
 
 
 def written_operands(node: Node) -> list[Node]:
@@ -33,6 +36,12 @@ def written_operands(node: Node) -> list[Node]:
     if node.op not in ("call_function", "call_method"):
         return []
     return [each for each in pytree.tree_leaves(list(_written(node))) if isinstance(each, Node)]
+
+
+def is_always_untaped(node: Node) -> bool:
+    """Whether a call writes past PyTorch's tape even in gradient mode: to norms of a table's rows,
+    or to statistics."""
+    return call_name(node) in (*_NORMALIZATIONS, *_TABLES)
 
 
 def call_name(node: Node) -> str:
@@ -52,12 +61,11 @@ def _written(node: Node) -> Iterator[Any]:
     if in_place or name in _METHODS or target in _OPERATORS or arguments.get("inplace"):
         first = [arguments[key] for key in ("input", "self") if key in arguments]
         yield node.args[0] if node.args else first
-    # Functions that write to what a layer keeps from call to call.
     by_default = name == "instance_norm"
     is_training = arguments.get("training", arguments.get("use_input_stats", by_default))
-    if name in ("batch_norm", "instance_norm") and is_training:
+    if name in _NORMALIZATIONS and is_training:
         yield from map(arguments.get, ("running_mean", "running_var"))
-    if name in ("embedding", "embedding_bag") and arguments.get("max_norm") is not None:
+    if name in _TABLES and arguments.get("max_norm") is not None:
         yield arguments.get("weight")
 
 
