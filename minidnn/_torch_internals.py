@@ -56,6 +56,7 @@ def _lacks(names: Sequence[str]) -> DeviceError:
 
 # Kinds of objects.
 OpOverload = _ask("torch._ops.OpOverload")
+OpOverloadPacket = _ask("torch._ops.OpOverloadPacket")
 HigherOrderOperator = _ask("torch._ops.HigherOrderOperator")
 FakeTensor = _ask("torch._subclasses.fake_tensor.FakeTensor")
 FunctionalTensor = _ask("torch._subclasses.functional_tensor.FunctionalTensor")
@@ -88,6 +89,8 @@ without_torch_function = _ask("torch._C.DisableTorchFunction")
 set_grad_enabled = _ask("torch._C._set_grad_enabled")
 #: The function that ``tensor.data`` becomes in Dynamo's graphs.
 data_of = _ask("torch._C._autograd._get_data_attr")
+enter_inference_mode = _ask("torch.autograd.grad_mode._enter_inference_mode")
+exit_inference_mode = _ask("torch.autograd.grad_mode._exit_inference_mode")
 enter_autocast = _ask("torch.amp.autocast_mode._enter_autocast")
 exit_autocast = _ask("torch.amp.autocast_mode._exit_autocast")
 

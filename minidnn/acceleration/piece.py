@@ -41,6 +41,7 @@ from minidnn.dynamic.dim import Dim
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.captured import Captured, Held
 from minidnn.frontends.torch.functional import functional, switches_on
+from minidnn.frontends.torch.inlined import nodes_of
 from minidnn.frontends.torch.narrow import HALF_DTYPES, autocast_to, uncached
 
 
@@ -148,7 +149,7 @@ class Piece:
         places = tuple(self._weights)
         #: Returns the weights among the arguments.
         self._weights_of: Any = itemgetter(*places) if len(places) > 1 else _several(places)
-        self._switches_on = any(map(switches_on, module.graph.nodes))
+        self._switches_on = any(map(switches_on, nodes_of(module)))
         #: Why the piece runs in PyTorch, by the key of the call, or by the reason itself.
         self._refused: dict[Any, str] = {}
 

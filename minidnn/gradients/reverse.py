@@ -134,7 +134,7 @@ def pullback(graph: Graph, of: Sequence[Value]) -> Graph:
                 seed = Value(output.type, f"gradient.{output.name}")
                 output_gradients.append(seed)
                 earlier = seeds.get(output)
-                recording.node = output.producer or graph.nodes[0]
+                recording.node = output.producer or next(iter(graph.nodes), None)
                 seeds[output] = seed if earlier is None else recording.sum(earlier, seed)
         gradients = _walk(graph, seeds, of, reached_values(graph), recording)
     return Graph((*graph.inputs, *output_gradients), gradients, recording.nodes, graph.name)
@@ -219,14 +219,15 @@ class _Recording:
     def __init__(self, graph: Graph) -> None:
         self.nodes = list(graph.nodes)
         #: The node whose rule is being applied; recorded nodes get their name and source from it.
+        #: None in a graph without nodes.
         self.node: Node | None = None
         self._names = Rewriter(graph)
         self._stored = {value.name for value in graph.values if value.producer is None}
 
     def apply(self, op: Operator, *operands: Value) -> tuple[Value, ...]:
-        assert self.node is not None
-        name = self._names.fresh(f"{self.node.name}.gradient")
-        node = Node(op, operands, name, self.node.source)
+        owner = self.node
+        name = self._names.fresh("gradient" if owner is None else f"{owner.name}.gradient")
+        node = Node(op, operands, name, "" if owner is None else owner.source)
         self.nodes.append(node)
         return node.outputs
 

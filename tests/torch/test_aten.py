@@ -395,6 +395,8 @@ ONE: dict[str, Function] = {
         *(torch.einsum("bhid,bhjd->bhij", x, x.relu()), torch.einsum("bhij,hjk->ikbh", x, m.plane)),
         *(torch.einsum("bchw,cd->bdhw", x, x[0, 0, :4]), torch.einsum("bchw, od", x, m.matrix)),
         *(torch.einsum("bchw,dc->bdhw", x, m.matrix[:, :4]), torch.einsum("abcd,abcd->", x, x)),
+        *(torch.einsum("bchw->hbwc", x * 2), torch.einsum("dbca", x * 2)),
+        *(torch.einsum("bchw->wb", x), torch.einsum("bchw->", x), torch.einsum("bchw->bchw", x)),
         *(
             torch.einsum("i,j->ij", x[0, 0, 0], m.vector),
             torch.einsum("ab,bc", x[0, 0], m.plane[0]),

@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "letters": (
         lambda m, x: torch.einsum("...ij,...jk->...ik", x, x),
-        "'...ij,...jk->...ik'; known are two operands, each letter once, and no '...'",
+        "'...ij,...jk->...ik'; known are 1 or 2 operands, each letter once, and no '...'",
     ),
     "repeated axes": (
         lambda m, x: torch.einsum("bchw,bchw->bc", x, x[:, :1] * 1),

@@ -173,6 +173,60 @@ def test_writes_to_views_of_which_schemas_say_nothing(name: str, is_argument: bo
     close(given, x)
 
 
+def _permuted(net: Any, x: torch.Tensor) -> Any:
+    return torch.einsum("nchw->ncwh", conv(net, x)) * 2
+
+
+def _written_before(net: Any, x: torch.Tensor) -> Any:
+    return torch.einsum("nchw->ncwh", F.relu(conv(net, x), inplace=True)) * 2
+
+
+def _beside_a_counter(net: Any, x: torch.Tensor) -> Any:
+    net.kept.add_(1)
+    return torch.einsum("nchw->ncwh", conv(net, x)) * 2
+
+
+@pytest.mark.parametrize("body", [_permuted, _written_before, _beside_a_counter])
+@pytest.mark.parametrize("trained", [False, True])
+def test_views_to_which_nothing_is_written_are_compiled(body: Body, trained: bool) -> None:
+    net, x = Network(body), images()
+    fast = md.optimize(net, device="reference")
+    with torch.set_grad_enabled(trained):
+        close(fast(x), Network(body)(x))
+    assert "as_strided" not in fast.explain()
+    assert [len(program.levels) for program in fast.programs] == [1]
+
+
+#: Writes to a view by functions that have an argument for it.
+WITH_INPLACE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "relu": lambda y: F.relu(y, inplace=True),
+    "threshold": lambda y: F.threshold(y, 0.5, 0.1, True),
+    "dropout of channels": lambda y: F.dropout2d(y, 1.0, True, True),
+    "alpha dropout of channels": lambda y: F.feature_alpha_dropout(y, 1.0, True, True),
+    "a module": nn.Dropout3d(1.0, inplace=True),
+    "out": lambda y: F.normalize(y.detach(), 2.0, 1, 1e-12, y),
+    "several": lambda y: torch._foreach_mul_([y], 0.5),
+    "idle dropout": lambda y: F.dropout(y, 0.5, False)[:1].mul_(2),
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.filterwarnings("ignore:.*a piece runs in PyTorch:minidnn.errors.MiniDNNWarning")
+@pytest.mark.parametrize("name", WITH_INPLACE)
+@pytest.mark.parametrize("is_view", [False, True])
+def test_writes_to_a_view_or_its_base_by_functions(name: str, is_view: bool) -> None:
+    def body(net: Any, x: torch.Tensor) -> Any:
+        y = conv(net, x)
+        z = torch.einsum("nchw->ncwh", y)
+        WITH_INPLACE[name](z if is_view else y)
+        return y + 1, z * 2
+
+    net, x = Network(body).eval(), images()
+    with torch.no_grad():
+        for found, expected in zip(md.optimize(net, device="reference")(x), net(x), strict=True):
+            close(found, expected)
+
+
 #: What gives its operand itself, where nothing has to be done.
 ITSELF: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "float": lambda y: y.float(),

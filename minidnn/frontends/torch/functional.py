@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextvars
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from minidnn._torch_internals import (
     aot_export_module,
     data_of,
     enter_autocast,
+    enter_inference_mode,
     exit_autocast,
     pytree,
     set_grad_enabled,
@@ -37,19 +38,24 @@ from minidnn._torch_internals import (
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING, Captured, Held
 from minidnn.frontends.torch.constants import constants, made_of_nothing
+from minidnn.frontends.torch.inlined import inlined, without_inference_mode
 from minidnn.frontends.torch.memory import (
     as_views,
-    may_write,
     returned_operand,
     share_results,
-    viewed,
+    written_views,
 )
 from minidnn.frontends.torch.opaque import put_back, standing_for
 from minidnn.frontends.torch.untaped_writes import check_untaped_writes
+from minidnn.frontends.torch.writes import call_name, written_operands
 
 #: Assertions about arguments, which the cache key of a program implies already.
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")
-_CHECKPOINT = "tag_activation_checkpoint"
+#: Functional operations whose gradients are wrong in PyTorch, and what is wrong.
+_WRONG_GRADIENTS = {
+    "aten.as_strided_scatter.default": "gives a gradient to the elements that are overwritten",
+    "aten.rrelu_with_noise_functional.default": "computes its gradient by the noise before it",
+}
 _DETACH = torch.ops.aten.detach.default
 #: The key in ``node.meta`` of the flag that a node's value may require a gradient.
 _TRACKED = "minidnn_tracked"
@@ -91,6 +97,8 @@ def _functional(
     trained: bool,
     enabled: bool,
 ) -> Captured:
+    piece = without_inference_mode(inlined(piece), enabled)
+    _check_statistics(piece)
     if trained:
         check_untaped_writes(piece, args, enabled)
     try:
@@ -126,6 +134,7 @@ def _functional(
     untaped = set(placeholders)
     if trained and (enabled or any(switches_on(node) for node in graph.nodes)):
         taped = _detach(graph, placeholders, args, enabled)
+        _check_gradients(taped)
         for position, node in writes:
             argument, result = args[placeholders.index(node)], results[position]
             # PyTorch allows a write to a leaf past its tape alone: by ``.data``, or without it.
@@ -205,6 +214,19 @@ def _without_copies(graph: Graph) -> None:
         graph.erase_node(node)
 
 
+def _check_statistics(piece: GraphModule) -> None:
+    """Raises UnsupportedError if a normalization writes to statistics that are computed: the schema
+    of ``instance_norm`` does not declare that it writes to them."""
+    for node in piece.graph.nodes:
+        if call_name(node) == "instance_norm":
+            for operand in written_operands(node):
+                if operand.op != "placeholder":
+                    raise UnsupportedError(
+                        f"{node.name} writes to {operand.name}, which the code computes, and "
+                        "PyTorch does not say so"
+                    )
+
+
 def _check_states(graph: Graph) -> None:
     """Raises UnsupportedError if a call sets a global state of PyTorch other than gradient mode and
     autocast."""
@@ -215,6 +237,17 @@ def _check_states(graph: Graph) -> None:
         name = getattr(node.target, "__name__", "")
         if name.startswith("_") and node.target not in known:
             raise UnsupportedError(f"it calls {name}, which sets how PyTorch computes")
+
+
+def _check_gradients(taped: Iterable[Node]) -> None:
+    """Raises UnsupportedError if PyTorch's tape has an operation whose gradient PyTorch does not
+    compute right; functionalization makes such operations of writes in place."""
+    for node in taped:
+        if str(node.target) in _WRONG_GRADIENTS and is_tracked(node):
+            raise UnsupportedError(
+                f"{node.name} requires a gradient, and PyTorch's {node.target}, which stands for a "
+                f"write in place, {_WRONG_GRADIENTS[str(node.target)]}"
+            )
 
 
 def _remove(graph: Graph, names: Sequence[str]) -> None:
@@ -259,6 +292,8 @@ def _mark_leaves(graph: Graph) -> None:
 
 def switches_on(node: Node) -> bool:
     """Whether a node switches gradient mode on."""
+    if node.target is enter_inference_mode:
+        return not node.args[0]
     return node.target is set_grad_enabled and bool(node.args[0])
 
 
@@ -301,21 +336,14 @@ def _prepared(piece: GraphModule) -> GraphModule:
 
     - Autocast blocks are entered while the piece is traced.  PyTorch would only record them, and
       infer the wrong dtypes for results.
-    - Blocks under ``torch.utils.checkpoint`` are called directly: each part decides itself what it
-      keeps for its gradients and what it recomputes.
-    - Calls that return an operand, or a view of one, without declaring it are replaced by ones that
-      do, see :mod:`.memory`.
+    - Calls that return an operand, or a view of one that is written to later, without declaring it
+      are replaced by ones that do, see :mod:`.memory`.
     """
     autocast_calls = (enter_autocast, exit_autocast)
-    writes = may_write(piece)
+    views = written_views(piece)
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in piece.graph.nodes:
-        if _is_checkpoint(node):
-            block, *operands = node.args
-            arguments = torch.fx.map_arg(tuple(operands), copies.__getitem__)
-            copies[node] = graph.call_module(str(block.target), arguments)
-            continue
         if (operand := returned_operand(node)) is not None:
             copies[node] = copies[operand]
             continue
@@ -324,15 +352,10 @@ def _prepared(piece: GraphModule) -> GraphModule:
             copies[node].target = torch.Tensor.detach
         if node.target in autocast_calls:
             copies[node].target = _enter if node.target is enter_autocast else _exit
-        if writes and (operands := viewed(node)):
-            bases = [None if each is None else copies[each] for each in operands]
+        if node in views:
+            bases = [None if each is None else copies[each] for each in views[node]]
             copies[node] = graph.call_function(as_views, (copies[node], bases))
     return GraphModule(piece, graph)
-
-
-def _is_checkpoint(node: Node) -> bool:
-    """Whether a node calls a block under ``torch.utils.checkpoint``."""
-    return isinstance(node.target, HigherOrderOperator) and str(node.target) == _CHECKPOINT
 
 
 def _under_autocast(module: GraphModule) -> None:

@@ -12,7 +12,6 @@ from the example values that Dynamo has recorded.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from minidnn._torch_internals import OpOverload
+from minidnn.frontends.torch.writes import call_name, written_operands
 
 #: The key in ``node.meta`` that marks an operation whose result is a view of an argument, of a
 #: weight or of another result.
@@ -33,17 +33,6 @@ _VIEWS = ("einsum", "broadcast_tensors", "meshgrid", "chain_matmul")
 _CONVERSIONS = (
     *("to", "type", "type_as", "cpu", "cuda", "float", "double", "half", "bfloat16"),
     *("bool", "byte", "char", "short", "int", "long"),
-)
-#: Functions that write to their first operand.
-_ASSIGNING = (
-    *(operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv),
-    *(operator.ifloordiv, operator.imod, operator.ipow, operator.iand, operator.ior),
-    *(operator.ixor, operator.ilshift, operator.irshift, operator.imatmul),
-)
-#: Functions with an argument that says whether they write to their first operand.
-_WITH_INPLACE = (
-    *("relu", "relu6", "elu", "selu", "celu", "leaky_relu", "hardswish", "hardsigmoid", "silu"),
-    *("mish", "hardtanh", "rrelu", "threshold", "dropout", "alpha_dropout", "normalize"),
 )
 
 
@@ -193,7 +182,7 @@ def _storages(value: Any) -> set[int]:
 
 def returned_operand(node: Node) -> Node | None:
     """The operand that a call returns unchanged; None if it returns a new tensor."""
-    name, operand = _name(node), next(iter(node.args), None)
+    name, operand = call_name(node), next(iter(node.args), None)
     if not isinstance(operand, Node):
         return None
     if name == "dropout":
@@ -206,10 +195,32 @@ def returned_operand(node: Node) -> Node | None:
     return operand if outputs and inputs and _lying(outputs[0]) == _lying(inputs[0]) else None
 
 
-def viewed(node: Node) -> list[Node | None]:
+def written_views(piece: GraphModule) -> dict[Node, list[Node | None]]:
+    """The calls that return undeclared views, where the piece may write to the views' memory later.
+
+    For each tensor that a call returns, its operand that the tensor is a view of, or None.
+    """
+    # The storages of tensors that are an operand itself, where the example value is another tensor.
+    origins: dict[int, int] = {}
+    for node in piece.graph.nodes:
+        if (operand := returned_operand(node)) is not None:
+            for made, given in zip(_tensors(node), _tensors(operand), strict=True):
+                origins[_storage(made)] = origins.get(_storage(given), _storage(given))
+    views: dict[Node, list[Node | None]] = {}
+    written: set[int] = set()
+    for node in reversed(piece.graph.nodes):
+        storages = {origins.get(each, each) for each in map(_storage, _tensors(node))}
+        if not written.isdisjoint(storages) and (bases := _bases(node)):
+            views[node] = bases
+        for operand in written_operands(node):
+            written.update(origins.get(each, each) for each in map(_storage, _tensors(operand)))
+    return views
+
+
+def _bases(node: Node) -> list[Node | None]:
     """For each tensor that a call returns, the operand that it is an undeclared view of, or None;
     an empty list where there is no such view."""
-    if _name(node) not in _VIEWS:
+    if call_name(node) not in _VIEWS:
         return []
     owners = {_storage(t): operand for operand in node.all_input_nodes for t in _tensors(operand)}
     bases = [owners.get(_storage(each)) for each in _tensors(node)]
@@ -226,27 +237,6 @@ def as_views(made: Any, operands: Sequence[Any]) -> Any:
         for each, operand in zip(_all(made), operands, strict=True)
     ]
     return results[0] if isinstance(made, torch.Tensor) else results
-
-
-def may_write(piece: GraphModule) -> bool:
-    """Whether a piece may write to a tensor in place."""
-    return any(map(_may_write, piece.graph.nodes))
-
-
-def _may_write(node: Node) -> bool:
-    name = _name(node)
-    return (
-        (name.endswith("_") and not name.endswith("__"))
-        or node.target in _ASSIGNING
-        or "out" in node.kwargs
-        or node.kwargs.get("inplace") is True
-        or (node.op == "call_function" and True in node.args and name in _WITH_INPLACE)
-    )
-
-
-def _name(node: Node) -> str:
-    target: Any = node.target
-    return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:

@@ -114,4 +114,4 @@ def _is_tensor(leaf: Any) -> bool:
 def _held(piece: GraphModule, leaf: Any) -> Any:
     """The value of a leaf: that of a ``get_attr`` node, such as the function's ``forward`` and
     ``backward``, is the piece's attribute."""
-    return getattr(piece, str(leaf.target)) if isinstance(leaf, Node) else leaf
+    return operator.attrgetter(str(leaf.target))(piece) if isinstance(leaf, Node) else leaf

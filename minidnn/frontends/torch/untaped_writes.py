@@ -9,7 +9,6 @@ an argument both past the tape and on it.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,13 +17,7 @@ from torch.fx import GraphModule, Node
 
 from minidnn._torch_internals import data_of, set_grad_enabled
 from minidnn.errors import UnsupportedError
-
-#: Python's in-place operators: ``x += y``, ``x[i] = y``.
-_OPERATORS = {
-    *(operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv),
-    *(operator.ifloordiv, operator.imod, operator.ipow, operator.imatmul),
-    *(operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift),
-}
+from minidnn.frontends.torch.writes import is_always_untaped, written_operands
 
 
 def check_untaped_writes(piece: GraphModule, args: Sequence[Any], enabled: bool) -> None:
@@ -47,9 +40,9 @@ def check_untaped_writes(piece: GraphModule, args: Sequence[Any], enabled: bool)
         if node.target is set_grad_enabled:
             enabled = bool(node.args[0])
             continue
-        written = _written(node)
-        is_quiet = not enabled or not _requires_grad(written)
-        for storage in _storages(written):
+        operands = written_operands(node)
+        for written, storage in [(each, one) for each in operands for one in _storages(each)]:
+            is_quiet = not enabled or not _requires_grad(written) or is_always_untaped(node)
             if is_quiet and storage in made:
                 raise UnsupportedError(
                     f"{node.name} writes to {made[storage].name}, which requires a gradient, past "
@@ -80,26 +73,19 @@ def check_untaped_writes(piece: GraphModule, args: Sequence[Any], enabled: bool)
             made.update(dict.fromkeys(_storages(node), node))
 
 
-def _written(node: Node) -> Any:
-    """The node that a Dynamo node writes to in place, judged by its name and its ``out`` argument;
-    None where it writes to nothing."""
-    if isinstance(out := node.kwargs.get("out"), Node):
-        return out
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    if node.args and (in_place or node.target in _OPERATORS):
-        return node.args[0]
-    return None
+def _requires_grad(node: Node) -> bool:
+    """Whether a node's tensor, or one in its list, requires a gradient."""
+    return any(each.requires_grad for each in _tensors(node))
 
 
-def _requires_grad(node: Any) -> bool:
-    value = node.meta.get("example_value") if isinstance(node, Node) else None
-    return isinstance(value, torch.Tensor) and value.requires_grad
+def _storages(node: Node) -> list[int]:
+    """The storages of a node's dense tensors."""
+    tensors = [each for each in _tensors(node) if each.layout is torch.strided]
+    return [each.untyped_storage()._cdata for each in tensors]
 
 
-def _storages(node: Any) -> list[int]:
-    """The storage of a node's tensor; empty if it has none."""
-    value = node.meta.get("example_value") if isinstance(node, Node) else None
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return []
-    return [value.untyped_storage()._cdata]
+def _tensors(node: Node) -> list[torch.Tensor]:
+    """The tensors among the example values that Dynamo has recorded for a node."""
+    value = node.meta.get("example_value")
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return [each for each in values if isinstance(each, torch.Tensor)]

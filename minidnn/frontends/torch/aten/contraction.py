@@ -157,7 +157,7 @@ def _transposed(matrix: Value) -> Value:
     return apply_or_compute(ops.Transpose((1, 0)), matrix)
 
 
-@takes("einsum.default", when="of two operands, each letter once in either, and no '...'")
+@takes("einsum.default", when="of one or two operands, each letter once in each, and no '...'")
 def einsum(call: AtenCall) -> Any:
     equation = call["equation"].replace(" ", "")
     values = call.tensors("tensors")
@@ -166,8 +166,10 @@ def einsum(call: AtenCall) -> Any:
     if "->" not in equation:
         result = "".join(sorted(set(first) ^ set(second)))
     repeats = any(len(set(part)) < len(part) for part in (first, second, result))
-    if len(values) != 2 or "." in equation or repeats:
-        raise Refused(f"{equation!r}; known are two operands, each letter once, and no '...'")
+    if len(values) > 2 or "." in equation or repeats:
+        raise Refused(f"{equation!r}; known are 1 or 2 operands, each letter once, and no '...'")
+    if len(values) == 1:
+        return _ordered(*_summed(values[0], first, result), list(result))
     sizes = dict(zip(second, values[1].shape, strict=True))
     if any(
         sizes.get(letter, size) != size for letter, size in zip(first, values[0].shape, strict=True)
