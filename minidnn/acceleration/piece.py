@@ -41,7 +41,7 @@ from minidnn.dynamic.dim import Dim
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.captured import Captured, Held
 from minidnn.frontends.torch.functional import functional, switches_on
-from minidnn.frontends.torch.inlined import nodes_of
+from minidnn.frontends.torch.higher_order import nodes_of
 from minidnn.frontends.torch.narrow import HALF_DTYPES, autocast_to, uncached
 
 

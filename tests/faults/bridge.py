@@ -53,14 +53,14 @@ FAULTS = (
     ),
     Fault(
         "a write without gradients to what has one is part of the graph",
-        f"{_FRONTEND}/untaped_writes.py",
+        f"{_FRONTEND}/writes.py",
         "            if is_quiet and storage in made:\n",
         "            if False:\n",
         (_PROGRAMS, "tests/torch/test_inplace.py", "tests/torch/programs/test_generated.py"),
     ),
     Fault(
         "writes with and without gradients to one argument are part of the graph",
-        f"{_FRONTEND}/untaped_writes.py",
+        f"{_FRONTEND}/writes.py",
         "            if storage in lent and (enabled if is_quiet else storage in quiet):\n",
         "            if False:\n",
         (_PROGRAMS,),

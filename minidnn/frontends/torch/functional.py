@@ -38,16 +38,19 @@ from minidnn._torch_internals import (
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.captured import CAPTURING, Captured, Held
 from minidnn.frontends.torch.constants import constants, made_of_nothing
-from minidnn.frontends.torch.inlined import inlined, without_inference_mode
+from minidnn.frontends.torch.higher_order import (
+    inlined,
+    put_back,
+    standing_for,
+    without_inference_mode,
+)
 from minidnn.frontends.torch.memory import (
     as_views,
     returned_operand,
     share_results,
     written_views,
 )
-from minidnn.frontends.torch.opaque import put_back, standing_for
-from minidnn.frontends.torch.untaped_writes import check_untaped_writes
-from minidnn.frontends.torch.writes import call_name, written_operands
+from minidnn.frontends.torch.writes import call_name, check_untaped_writes, written_operands
 
 #: Assertions about arguments, which the cache key of a program implies already.
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default")

@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 
 from minidnn._torch_internals import HigherOrderOperator, OpOverload
 from minidnn.frontends.torch.functional import UnderAutocast
-from minidnn.frontends.torch.opaque import OpaqueOperations
+from minidnn.frontends.torch.higher_order import OpaqueOperations
 
 #: The level of left operations that depend on no taken one.
 _FIRST = -1
