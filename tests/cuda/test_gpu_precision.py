@@ -43,6 +43,8 @@ def test_the_clock_counts_runs_and_no_copies() -> None:
     assert isinstance(program, ClockedProgram)
     clock = program.clock([np.zeros(SHAPE, np.float32)])
     clock(1)
-    once, often = min(clock(1) for _ in range(5)), min(clock(20) for _ in range(5))
+    # Others use the GPU meanwhile, so the fastest of many counts.
+    pairs = [(clock(1), clock(20)) for _ in range(20)]
+    once, often = (min(times) for times in zip(*pairs, strict=True))
     assert 0 < once < 0.1
-    assert often == pytest.approx(once, rel=0.5)
+    assert once / 2 < often < 2 * once
