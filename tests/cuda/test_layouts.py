@@ -52,7 +52,7 @@ def test_tensor_cores_have_channels_last_throughout(precision: str) -> None:
     assert layouts(7, 8, 56, precision) == [CHANNELS_LAST] * 3
 
 
-class PlaneStrides(md.Layer):
+class Planes(md.Layer):
     """A convolution of what a linear layer makes, seen as planes."""
 
     def __init__(self) -> None:
@@ -66,6 +66,6 @@ class PlaneStrides(md.Layer):
 @pytest.mark.parametrize("precision", ["tf32", "float16"])
 def test_rows_that_are_seen_as_planes_lie_as_planes(precision: str) -> None:
     """A view moves nothing, so that its channels cannot come last."""
-    plan = planned(PlaneStrides(), (4, 24), precision)
+    plan = planned(Planes(), (4, 24), precision)
     (view,) = (node for node in plan.graph.nodes if node.op.name == "View")
     assert plan.layout(view.output) == PLANAR

@@ -252,7 +252,7 @@ def test_gradients_stay_apart_where_the_device_says_so() -> None:
 
 
 def test_sweeps_of_planes_stay_apart() -> None:
-    class PlaneStrides(Adding):
+    class Planes(Adding):
         fuses_spatial_sums = True
 
     def planes(t: Any, x: Any, y: Any) -> Any:
@@ -263,7 +263,7 @@ def test_sweeps_of_planes_stay_apart() -> None:
         return [total(apply(PAIR, gradient_of(t, x, y), scale))]
 
     for build in (planes, numbers):
-        found = after_gradient(build, Context(PlaneStrides()))
+        found = after_gradient(build, Context(Planes()))
         assert "FusedSums" in ops_of(found) and not regions(found)
 
 

@@ -22,7 +22,7 @@ TINY = 2e-3
 """The mean is rounded to float16, and so is the average."""
 
 
-class PlaneStrides(Target):
+class Planes(Target):
     """Adds up planes in sweeps."""
 
     fuses_spatial_sums = True
@@ -43,7 +43,7 @@ def squeezed(pool: Any) -> Build:
 
 def after(build: Build, *shapes: tuple[int, ...], dtype: str = "float16", **options: Any) -> Graph:
     before = graph_of(build, *shapes, dtype=dtype)
-    result = run(before, GLOBAL_POOLS_TO_MEANS, context=Context(PlaneStrides(), **options))
+    result = run(before, GLOBAL_POOLS_TO_MEANS, context=Context(Planes(), **options))
     assert_same(before, result, TINY)
     return result
 
@@ -53,7 +53,7 @@ def test_an_average_of_what_is_computed_is_added_up_where_that_is(pool: Any) -> 
     found = after(squeezed(pool), X)
     assert ops_of(found) == ["ReLU", "Reduce"]
     assert found.outputs[0].shape == (2, 3, 1, 1) and found.outputs[0].dtype == "float16"
-    swept = run(found, SUM_TOGETHER, context=Context(PlaneStrides()))
+    swept = run(found, SUM_TOGETHER, context=Context(Planes()))
     assert sums_of(swept) == [["ReLU", "Reduce"]]
     assert_same(found, swept, TINY)
 

@@ -22,7 +22,7 @@ from minidnn.passes.reduce_precision import reduce_precision
 
 
 @dataclass(frozen=True)
-class ForwardBackward(Target):
+class Halves(Target):
     """Keeps inputs and outputs in float32, and computes sums and what is behind them together."""
 
     @property
@@ -39,7 +39,7 @@ class ForwardBackward(Target):
 
 def stored(network: md.Layer | Graph, shape: tuple[int, ...] = (2, 4, 6, 6)) -> Graph:
     graph = network if isinstance(network, Graph) else to_graph(network, shape)
-    found = reduce_precision(graph, Context(ForwardBackward()))
+    found = reduce_precision(graph, Context(Halves()))
     check(found)
     assert [value.type for value in found.inputs] == [value.type for value in graph.inputs]
     assert [value.type for value in found.outputs] == [value.type for value in graph.outputs]

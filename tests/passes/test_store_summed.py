@@ -49,7 +49,7 @@ def test_a_gradient_is_stored_where_it_is_added_up() -> None:
 
 
 def test_sums_of_planes_and_of_channels_stay_apart() -> None:
-    class PlaneStrides(Storing):
+    class Planes(Storing):
         fuses_spatial_sums = True
 
     def build(t: Any, x: Any, y: Any, z: Any) -> Any:
@@ -57,7 +57,7 @@ def test_sums_of_planes_and_of_channels_stay_apart() -> None:
         planes = apply(ops.Reduce("sum", (2, 3)), apply(PAIR, gradient, z))
         return [total(apply(PAIR, gradient, z)), planes, conv(t, gradient, 4)]
 
-    found = after(build, X, X, X, context=Context(PlaneStrides()))
+    found = after(build, X, X, X, context=Context(Planes()))
     regions = [node.op for node in found.nodes if isinstance(node.op, FusedSums)]
     assert sorted(op.by_plane for op in regions) == [False, True]
     assert sum(len(op.stored) for op in regions) == 1

@@ -98,7 +98,7 @@ def test_vectors_are_no_tensors_however_they_are_repeated() -> None:
     assert sums_of(found) == [["Expand", "Pair", "Pair", "Pair", "Reduce"]]
 
 
-class PlaneStrides(Summing):
+class Planes(Summing):
     fuses_spatial_sums = True
 
 
@@ -110,7 +110,7 @@ def test_planes_are_added_up_with_what_is_computed_before_them() -> None:
         return [planes, means, total(apply(PAIR, product, p))]
 
     shapes = X, X, (2, 3, 1, 1)
-    found = after(build, *shapes, context=Context(PlaneStrides()))
+    found = after(build, *shapes, context=Context(Planes()))
     assert sums_of(found) == [
         ["ReLU", "Pair", "ReLU", "Reduce", "Reduce"],
         ["ReLU", "Pair", "Pair", "Reduce"],

@@ -47,7 +47,7 @@ def test_without_images_all_runs_in_pytorch() -> None:
         torch.testing.assert_close(found, net(x), rtol=0, atol=0)
 
 
-class CallerArray(nn.Module):
+class Given(nn.Module):
     """Takes a tensor, and what is done with it."""
 
     def forward(self, x: torch.Tensor, what: Any) -> torch.Tensor:
@@ -59,7 +59,7 @@ class CallerArray(nn.Module):
 @pytest.mark.filterwarnings("ignore:Given. a piece runs in PyTorch:minidnn.errors.MiniDNNWarning")
 @pytest.mark.parametrize("what", [slice(0, 2), 2j, np.float32(2), np.arange(3.0), nn.ReLU()])
 def test_arguments_that_are_no_tensors(what: Any) -> None:
-    net, x = CallerArray().eval(), torch.ones(2, 3)
+    net, x = Given().eval(), torch.ones(2, 3)
     fast = md.optimize(net, device="reference")
     for factor in (1, -2):
         torch.testing.assert_close(fast(x * factor, what), net(x * factor, what), rtol=0, atol=0)

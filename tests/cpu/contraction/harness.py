@@ -56,7 +56,7 @@ class Case:
 
 
 @dataclass
-class ContractionExecutable:
+class Built:
     """A case as parts, with its kernel and how its tensors lie."""
 
     case: Case
@@ -71,7 +71,7 @@ def constant(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Const
     return Constant(TensorType(shape), "constant", data)
 
 
-def build(case: Case, isa: Isa, threads: int = 1) -> ContractionExecutable:
+def build(case: Case, isa: Isa, threads: int = 1) -> Built:
     rng = np.random.default_rng(len(case.name))
     source = Value(TensorType(case.shape), "x")
     before, value = _chain(case.before, source, rng, None)
@@ -107,7 +107,7 @@ def build(case: Case, isa: Isa, threads: int = 1) -> ContractionExecutable:
         threads,
         algorithm=algorithm_named(case.algorithm),
     )
-    return ContractionExecutable(case, parts, kernel, tensors, values)
+    return Built(case, parts, kernel, tensors, values)
 
 
 def algorithm_named(name: str) -> Algorithm:
@@ -132,18 +132,18 @@ def _chain(
     return nodes, value
 
 
-def compile_all(built: Sequence[ContractionExecutable], isa: Isa) -> list[list[NativeFunction]]:
+def compile_all(built: Sequence[Built], isa: Isa) -> list[list[NativeFunction]]:
     """The kernels of the stages of each."""
     kernels = iter(compile_together([s.source for b in built for s in b.kernel.stages], isa))
     return [[next(kernels) for _ in b.kernel.stages] for b in built]
 
 
-def inputs_of(built: ContractionExecutable, seed: int = 0) -> list[np.ndarray]:
+def inputs_of(built: Built, seed: int = 0) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.standard_normal(v.shape).astype(np.float32) for v in built.values[:-1]]
 
 
-def reference(built: ContractionExecutable, inputs: Sequence[np.ndarray]) -> np.ndarray:
+def reference(built: Built, inputs: Sequence[np.ndarray]) -> np.ndarray:
     """In float64."""
     parts = built.parts
     known = {v: x.astype(np.float64) for v, x in zip(built.values[:-1], inputs, strict=True)}
@@ -187,7 +187,7 @@ def _index(shape: tuple[int, ...], tensor: Tensor) -> np.ndarray:
 
 
 def run(
-    built: ContractionExecutable,
+    built: Built,
     kernels: Sequence[NativeFunction],
     inputs: Sequence[np.ndarray],
     threads: int = 1,

@@ -17,7 +17,7 @@ from minidnn.graph.operators import Add, Linear, ReLU
 from tests.sampling import every
 
 from .cases import conv
-from .harness import Case, ContractionExecutable, build, compile_all, inputs_of, reference, run
+from .harness import Built, Case, build, compile_all, inputs_of, reference, run
 
 DEEP = [
     Case("deep-3x3-odd-depth", (1, 535, 7, 7), 40, (3, 3), conv(pad=1), after=(ReLU(),)),
@@ -32,7 +32,7 @@ DEEP = [
 BOTH = pytest.mark.parametrize("isa", [AVX2, AVX512], ids=lambda isa: isa.name)
 
 
-def scheme_of(built: ContractionExecutable, isa: Isa, threads: int = 2) -> Scheme:
+def scheme_of(built: Built, isa: Isa, threads: int = 2) -> Scheme:
     source, *others, result = built.tensors
     batch = built.values[0].type.plane[0]
     problem = problem_of(built.parts, batch, source, tuple(others), result)

@@ -18,7 +18,7 @@ from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa
 from minidnn.graph.operators import Add, ReLU, ScaleShift
 
 from .cases import conv
-from .harness import Case, ContractionExecutable, build, compile_all, inputs_of, reference, run
+from .harness import Built, Case, build, compile_all, inputs_of, reference, run
 
 BN_RELU = (ScaleShift(), ReLU())
 STRIDED = [
@@ -31,12 +31,12 @@ STRIDED = [
 ]
 
 
-def problem_of_case(built: ContractionExecutable) -> Problem:
+def problem_of_case(built: Built) -> Problem:
     source, *others, result = built.tensors
     return problem_of(built.parts, built.case.shape[0], source, tuple(others), result)
 
 
-def by_schemes(case: Case, isa: Isa) -> list[ContractionExecutable]:
+def by_schemes(case: Case, isa: Isa) -> list[Built]:
     """The case by the first scheme of each packing, and by the last: of other tiles and blocks."""
     built = build(case, isa)
     found: dict[tuple[str, str], Scheme] = {}
@@ -48,7 +48,7 @@ def by_schemes(case: Case, isa: Isa) -> list[ContractionExecutable]:
 
 
 @cache
-def compiled(isa_name: str) -> dict[Case, list[tuple[ContractionExecutable, list[NativeFunction]]]]:
+def compiled(isa_name: str) -> dict[Case, list[tuple[Built, list[NativeFunction]]]]:
     """All cases, their kernels compiled together."""
     isa = ISAS[isa_name]
     each = {case: by_schemes(case, isa) for case in STRIDED}

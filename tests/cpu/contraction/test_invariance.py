@@ -13,7 +13,7 @@ from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
 from minidnn.graph.operators import Add, Linear, ReLU, ScaleShift
 
 from .cases import CASES, conv
-from .harness import Case, ContractionExecutable, build, compile_all, inputs_of, reference, run
+from .harness import Built, Case, build, compile_all, inputs_of, reference, run
 
 SPECIAL = [
     Case("special-1x1", (1, 37, 6, 5), 21, after=(ReLU(),)),
@@ -34,9 +34,7 @@ BATCHES = [
 ]
 
 
-def outcomes(
-    cases: list[Case], isa: Isa, threads: int = 1
-) -> list[tuple[ContractionExecutable, np.ndarray]]:
+def outcomes(cases: list[Case], isa: Isa, threads: int = 1) -> list[tuple[Built, np.ndarray]]:
     built = [build(case, isa, threads) for case in cases]
     kernels = compile_all(built, isa)
     return [(b, run(b, k, inputs_of(b), threads)) for b, k in zip(built, kernels, strict=True)]
@@ -83,7 +81,7 @@ def test_streamed_results_are_the_same(isa, monkeypatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def _special() -> dict[str, list[tuple[ContractionExecutable, list[NativeFunction]]]]:
+def _special() -> dict[str, list[tuple[Built, list[NativeFunction]]]]:
     return {}
 
 

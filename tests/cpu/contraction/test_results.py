@@ -12,7 +12,7 @@ from tests.sampling import each_on_one, on
 
 from .cases import CASES
 from .harness import (
-    ContractionExecutable,
+    Built,
     build,
     compile_all,
     inputs_of,
@@ -21,7 +21,7 @@ from .harness import (
     run,
 )
 
-Ready = dict[str, tuple[ContractionExecutable, list[NativeFunction]]]
+Ready = dict[str, tuple[Built, list[NativeFunction]]]
 
 
 @pytest.fixture(scope="module")

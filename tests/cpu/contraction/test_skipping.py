@@ -18,8 +18,8 @@ from tests.sampling import every
 
 from .cases import conv
 from .harness import (
+    Built,
     Case,
-    ContractionExecutable,
     build,
     compile_all,
     inputs_of,
@@ -56,13 +56,13 @@ def generated(count: int) -> list[Case]:
     return cases
 
 
-def problem_in(built: ContractionExecutable) -> Problem:
+def problem_in(built: Built) -> Problem:
     source, *others, result = built.tensors
     batch = built.values[0].type.plane[0]
     return problem_of(built.parts, batch, source, tuple(others), result)
 
 
-def scheme_skips(built: ContractionExecutable, isa: Isa) -> bool:
+def scheme_skips(built: Built, isa: Isa) -> bool:
     return choose_scheme(problem_in(built), bool(built.case.before), isa, 2).skips
 
 

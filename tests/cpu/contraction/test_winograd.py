@@ -24,8 +24,8 @@ from tests.sampling import each_on_one, on
 
 from .cases import conv
 from .harness import (
+    Built,
     Case,
-    ContractionExecutable,
     build,
     compile_all,
     inputs_of,
@@ -62,7 +62,7 @@ KINDS = list(product(SHAPES, NAMES))
 SPREADING = list(product(SHAPES[2:4], NAMES))
 #: The largest error of all cases, over the largest value; direct has 1.2e-6.
 TOLERANCE = {F2.name: 1e-6, F4.name: 5e-6}
-Ready = dict[tuple[str, str, str], tuple[ContractionExecutable, list[NativeFunction]]]
+Ready = dict[tuple[str, str, str], tuple[Built, list[NativeFunction]]]
 
 
 def name_of(kind: tuple[Case, str]) -> str:

@@ -14,8 +14,8 @@ from minidnn.backends.options import ACCURACIES
 from minidnn.graph.operators import Add, Linear, ReLU, ScaleShift
 from tests.cpu.contraction.cases import conv
 from tests.cpu.contraction.harness import (
+    Built,
     Case,
-    ContractionExecutable,
     build,
     compile_all,
     inputs_of,
@@ -40,9 +40,7 @@ CASES = [
 ]
 
 
-def question(
-    built: ContractionExecutable, isa: Isa, threads: int = 2, accuracy: str = "normal"
-) -> Question:
+def question(built: Built, isa: Isa, threads: int = 2, accuracy: str = "normal") -> Question:
     source, *others, result = built.tensors
     batch = built.values[0].type.plane[0]
     return question_of(built.parts, batch, source, tuple(others), result, isa, threads, accuracy)
