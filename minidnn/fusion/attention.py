@@ -86,6 +86,17 @@ class _OfAttention(Region):
         """The index of the region's result that a result of the node is a part of, and its view."""
         return written_view(self.body, value)
 
+    @property
+    def _found(self) -> AttentionShape | AttentionGradientShape | str:
+        """Sizes and layouts for kernels, or why there are none."""
+        raise NotImplementedError
+
+    @property
+    def why_not_strided(self) -> str | None:
+        """Why operands and results have no layout that kernels read and write; None if they
+        have."""
+        return self._found if isinstance(self._found, str) else None
+
 
 @dataclass(frozen=True, eq=False)
 class FusedAttention(_OfAttention):
@@ -93,13 +104,15 @@ class FusedAttention(_OfAttention):
     exponentials."""
 
     @cached_property
+    def _found(self) -> AttentionShape | str:
+        views = [*(view for _, view in self.given), self.written(self.node.outputs[0])[1]]
+        return attention_shape(self.node, views)
+
+    @property
     def shape(self) -> AttentionShape:
         """Sizes and layouts for its kernel."""
-        node = self.node
-        views = [*(view for _, view in self.given), self.written(node.outputs[0])[1]]
-        description = attention_shape(node, views)
-        assert isinstance(description, AttentionShape), description
-        return description
+        assert isinstance(self._found, AttentionShape), self._found
+        return self._found
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,12 +125,14 @@ class FusedAttentionGradient(_OfAttention):
         return [self.written(value) for value in self.node.outputs]
 
     @cached_property
+    def _found(self) -> AttentionGradientShape | str:
+        return gradient_shape(self.node, [view for _, view in (*self.given, *self.results)])
+
+    @property
     def shape(self) -> AttentionGradientShape:
         """Sizes and layouts for its kernels."""
-        views = [view for _, view in (*self.given, *self.results)]
-        description = gradient_shape(self.node, views)
-        assert isinstance(description, AttentionGradientShape), description
-        return description
+        assert isinstance(self._found, AttentionGradientShape), self._found
+        return self._found
 
 
 def attention_shape(node: Node, views: Sequence[StridedView]) -> AttentionShape | str:

@@ -9,7 +9,6 @@ from minidnn.fusion.operations import Operation, operation_of
 from minidnn.fusion.region import FusedContraction
 from minidnn.graph.ir import Node, Value
 from minidnn.graph.operator import Contraction, Elementwise
-from minidnn.graph.operators import Reduce, Variance
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,14 +55,12 @@ def parts_of(node: Node) -> Parts:
     if isinstance(node.op, Contraction):
         return Parts(node)
     assert isinstance(node.op, FusedContraction)
-    nodes = node.op.body.nodes
-    (index,) = (i for i, inner in enumerate(nodes) if isinstance(inner.op, Contraction))
-    statistics = tuple(inner.output for inner in nodes if isinstance(inner.op, (Reduce, Variance)))
-    prologue = tuple(operation_of(inner, 0) for inner in nodes[:index])
-    epilogue = tuple(
-        operation_of(inner, 0) for inner in nodes[index + 1 : len(nodes) - len(statistics)]
+    region = node.op
+    prologue, epilogue = (
+        tuple(operation_of(inner, 0) for inner in nodes)
+        for nodes in (region.prologue, region.epilogue)
     )
-    return Parts(nodes[index], prologue, epilogue, statistics)
+    return Parts(region.core, prologue, epilogue, tuple(n.output for n in region.reductions))
 
 
 def why_not_point_by_point(contraction: Node, node: Node) -> str | None:

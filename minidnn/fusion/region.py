@@ -15,7 +15,7 @@ from minidnn.fusion.planning import build_plan
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, Value
-from minidnn.graph.operator import Operator
+from minidnn.graph.operator import Contraction, Operator
 from minidnn.graph.operators import Conv2dInputGradient, LayerNorm, Reduce, Variance
 from minidnn.graph.types import TensorType
 
@@ -154,7 +154,35 @@ def region_of_window(node: Node) -> FusedSequence:
 @dataclass(frozen=True, eq=False)
 class FusedContraction(Region):
     """A contraction with the point-wise operators that it absorbed as prologue and epilogue; mean
-    and variance of its result, over all axes but that of channels, may be further results."""
+    and variance of its result, over all axes but that of channels, may be further results.
+
+    ``body`` is the nodes of the prologue, the contraction itself, which is its core, the nodes of
+    the epilogue, and mean and variance.
+    """
+
+    @cached_property
+    def _place(self) -> int:
+        """The index of the core among the body's nodes."""
+        (place,) = (i for i, n in enumerate(self.body.nodes) if isinstance(n.op, Contraction))
+        return place
+
+    @property
+    def core(self) -> Node:
+        return self.body.nodes[self._place]
+
+    @property
+    def prologue(self) -> Sequence[Node]:
+        return self.body.nodes[: self._place]
+
+    @property
+    def epilogue(self) -> Sequence[Node]:
+        end = len(self.body.nodes) - len(self.reductions)
+        return self.body.nodes[self._place + 1 : end]
+
+    @cached_property
+    def reductions(self) -> Sequence[Node]:
+        """The nodes of mean and variance, if there are any."""
+        return [node for node in self.body.nodes if isinstance(node.op, (Reduce, Variance))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minidnn._cached_property import cached_property
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Elementwise, Windowed
 from minidnn.graph.operators import Concat, Formula
@@ -172,17 +173,23 @@ class Groups:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._group = [_Group(node, i) for i, node in enumerate(graph.nodes)]
+
+    @cached_property
+    def _group(self) -> list[_Group]:
+        """The group of each node; made when first asked for, as it takes long for large graphs."""
+        graph = self.graph
+        found = [_Group(node, i) for i, node in enumerate(graph.nodes)]
         for i, node in enumerate(graph.nodes):
             for value in node.inputs:
                 if value.producer in graph.position:
                     j = graph.position[value.producer]
-                    self._group[i].before |= self._group[j].before | 1 << j
+                    found[i].before |= found[j].before | 1 << j
         for i, node in reversed(list(enumerate(graph.nodes))):
             for value in node.outputs:
                 for reader in graph.readers[value]:
                     j = graph.position[reader]
-                    self._group[i].after |= self._group[j].after | 1 << j
+                    found[i].after |= found[j].after | 1 << j
+        return found
 
     def of(self, node: Node) -> _Group:
         """The group that a node is in."""
@@ -191,6 +198,14 @@ class Groups:
     def nodes_of(self, node: Node) -> list[Node]:
         """The group that a node is in, itself included, in the graph's order."""
         return [self.graph.nodes[i] for i in sorted(self.of(node).positions)]
+
+    def is_single(self, node: Node) -> bool:
+        """Whether a node is a group by itself."""
+        return len(self.of(node).positions) == 1
+
+    def are_one(self, nodes: Sequence[Node]) -> bool:
+        """Whether these nodes are in one group."""
+        return len({id(self.of(node)) for node in nodes}) == 1
 
     def can_merge(self, nodes: Sequence[Node]) -> bool:
         """Whether the groups of these nodes may become one."""

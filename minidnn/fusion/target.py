@@ -9,12 +9,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from minidnn.errors import UnsupportedError
-from minidnn.fusion.attention import AttentionGradientShape, AttentionShape
+from minidnn.fusion.attention import FusedAttention, FusedAttentionGradient
 from minidnn.fusion.device import TWO_CORES, Device
 from minidnn.fusion.functions import LibraryFunction, LibraryFunctions
-from minidnn.fusion.region import FusedSequence, Region
+from minidnn.fusion.region import (
+    FusedContraction,
+    FusedGradient,
+    FusedNormalization,
+    FusedSequence,
+    FusedSums,
+    Region,
+)
 from minidnn.fusion.rows import FusedRows
 from minidnn.fusion.stacks import computes_in_several
 from minidnn.graph.ir import Constant, Node, Value
@@ -27,9 +35,14 @@ _FORMER_NAMES = {
     "adds_planes": "fuses_spatial_sums",
     "multiplies_bytes": "multiplies_int8",
     "refuse_by_image": "refuse_batch_tiling",
-    "refuse_front": "refuse_producer",
     "turns_products": "transposes_products",
 }
+#: Former methods that nothing asks any more: regions are refused by ``refuse_fusion``.
+_FORMER_REFUSALS = (
+    *("refuse_attention", "refuse_attention_gradient", "refuse_channel_norm", "refuse_front"),
+    *("refuse_producer", "refuse_rows", "refuse_statistics", "refuse_summed"),
+    *("refuse_summed_gradient", "refuse_sums", "stores_summed"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,9 @@ class Target:
                 message = f"{cls.__name__}.{former} is called {name} now"
                 warnings.warn(message, DeprecationWarning, stacklevel=2)
                 setattr(cls, name, cls.__dict__[former])
+        for former in _FORMER_REFUSALS:
+            if former in cls.__dict__:
+                raise TypeError(f"{cls.__name__}.{former}: passes ask {cls.__name__}.refuse_fusion")
 
     @property
     def storage(self) -> str | None:
@@ -75,14 +91,6 @@ class Target:
     def transposes_products(self) -> bool:
         """Whether batched matrix products read and write matrices whose axes are permuted."""
         return False
-
-    def refuse_attention(self, shape: AttentionShape) -> str | None:
-        """Why attention cannot be computed as a whole; None if it can."""
-        return "this device multiplies matrices one batch after the other"
-
-    def refuse_attention_gradient(self, shape: AttentionGradientShape) -> str | None:
-        """Why the gradient of attention cannot be computed as a whole; None if it can."""
-        return "this device multiplies matrices one batch after the other"
 
     @property
     def any_size(self) -> bool:
@@ -134,6 +142,40 @@ class Target:
         computes it as one."""
         return None
 
+    def refuse_fusion(self, region: Region) -> str | None:
+        """Why nodes cannot be fused to a region, which is to be one kernel; None if they can.
+
+        Passes ask this before they make a region.  Here, contractions take the operators around
+        them that :meth:`refuse_prologue` and :meth:`refuse_epilogue` let pass, and stacks are
+        computed patch by patch; reductions, rows and attention stay as they are.
+        """
+        match region:
+            case (
+                FusedContraction(reductions=[_, *_]) | FusedSums() | FusedGradient(sums=FusedSums())
+            ):
+                return "this device adds up stored values"
+            case FusedContraction():
+                return self.refuse_around(region)
+            case FusedGradient():
+                return "this device reads stored gradients"
+            case FusedSequence(summed=[_, *_]):
+                return "this device adds up stored values"
+            case FusedNormalization():
+                return "this device normalizes rows"
+            case FusedRows():
+                return "this device stores the results of reductions"
+            case FusedAttention() | FusedAttentionGradient():
+                return "this device multiplies matrices one batch after the other"
+        return None
+
+    def refuse_around(self, region: FusedContraction) -> str | None:
+        """Why point-wise operators cannot be prologue and epilogue of a contraction; None if they
+        can."""
+        core = region.core
+        before = (self.refuse_prologue(core, node) for node in region.prologue)
+        after = (self.refuse_epilogue(core, node) for node in region.epilogue)
+        return next((reason for reason in chain(before, after) if reason is not None), None)
+
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         """Why ``node`` cannot be computed while the contraction reads its input; None if it can."""
         op = contraction.op
@@ -158,53 +200,15 @@ class Target:
         it can."""
         return computes_in_several(node)
 
-    def refuse_channel_norm(self, node: Node) -> str | None:
-        """Why a layer normalization of channels that were transposed to the last axis cannot be
-        computed in the layout before that; None if it can."""
-        return "this device normalizes rows"
-
     @property
     def adds_columns(self) -> bool:
         """Whether sums over all axes but the last are faster as sums of a matrix's columns."""
         return False
 
-    def refuse_rows(self, region: FusedRows) -> str | None:
-        """Why a region over rows cannot be one kernel that stores nothing between its operators;
-        None if it can."""
-        return "this device stores the results of reductions"
-
-    def refuse_sums(self, reduction: Node) -> str | None:
-        """Why a sum or mean over all axes but channels cannot be computed together with others and
-        with the point-wise operators before it; None if it can."""
-        return "this device adds up stored values"
-
-    def refuse_summed(self, region: FusedSequence) -> str | None:
-        """Why a sequence cannot add up planes that it computes; None if it can."""
-        return "this device adds up stored values"
-
-    def refuse_statistics(self, contraction: Node) -> str | None:
-        """Why a contraction cannot give mean and variance of its result, too; None if it can."""
-        return "this device adds up stored values"
-
-    def refuse_summed_gradient(self, gradient: Node) -> str | None:
-        """Why a convolution's gradient for its input cannot have sums of it as an epilogue; None if
-        it can."""
-        return "this device adds up stored values"
-
-    def refuse_producer(self, gradient: Node, sequence: Node) -> str | None:
-        """Why ``sequence`` cannot be the prologue of ``gradient``, a convolution's gradient for its
-        input, which reads its result; None if it can."""
-        return "this device reads stored gradients"
-
     @property
     def fuses_spatial_sums(self) -> bool:
         """Whether sums of planes are computed in sweeps, too, which may then read one element for
         each plane."""
-        return False
-
-    @property
-    def stores_summed(self) -> bool:
-        """Whether sums can also store values that they compute on the way."""
         return False
 
     @property

@@ -12,112 +12,96 @@ depend on the contraction by another path; everything under the strategies "laye
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import inf
+
 from minidnn.fusion.collapse import UNFUSED
 from minidnn.fusion.region import FusedContraction
 from minidnn.fusion.stacks import Groups, is_tensor_operand, why_not_fusable
 from minidnn.fusion.target import Target
-from minidnn.graph.ir import Constant, Graph, Node
+from minidnn.graph.ir import Constant, Node
 from minidnn.graph.operator import Contraction, Elementwise
 from minidnn.graph.operators import Concat
 from minidnn.graph.types import INT8_DTYPES
-from minidnn.passes.contract import contract
-from minidnn.passes.infrastructure import Context, Pass
+from minidnn.passes.fuse import Proposal, fusion
+from minidnn.passes.infrastructure import Context
 
 
-def absorb(graph: Graph, context: Context) -> Graph:
+def absorb(groups: Groups, context: Context) -> Iterator[Proposal]:
     """See the module."""
-    if context.strategy in UNFUSED:
-        return graph
-    groups = Groups(graph)
-    absorbed: dict[Node, None] = {}
-    regions = []
-    for node in graph.nodes:
+    for node in groups.graph.nodes:
         if isinstance(node.op, Contraction):
-            after = _epilogue(graph, groups, node, absorbed, context)
-            absorbed.update(dict.fromkeys(after))
-            before = _prologue(graph, groups, node, absorbed, context)
-            absorbed.update(dict.fromkeys(before))
-            if before or after:
-                regions.append(((*before, node, *after), FusedContraction))
-    return contract(graph, regions)
+            chain = [node]
+            yield from _epilogues(groups, chain, context.target)
+            yield from _prologues(groups, node, chain, context.target)
 
 
-def _epilogue(
-    graph: Graph, groups: Groups, contraction: Node, absorbed: dict[Node, None], context: Context
-) -> list[Node]:
-    """The nodes after a contraction that it absorbs; those ``absorbed`` are in other regions."""
-    target = context.target
-    chain: list[Node] = []
-    last = contraction
-    while (node := graph.only_reader(last.output)) is not None:
-        if not isinstance(node.op, Elementwise) or node in absorbed:
-            break
-        if chain and last.output.dtype in INT8_DTYPES:
-            break  # it was rounded to integers, with which kernels compute in another way
-        reason = target.refuse_epilogue(contraction, node)
-        other_tensors = [v for v in node.tensors if v is not last.output]
-        if reason is None and not groups.can_merge([contraction, node]):
-            reason = "one of its operands depends on the contraction by another path"
-        if reason is not None:
-            _note(context, contraction, node, reason)
-            break
-        reads = sum(value.type.bytes for value in other_tensors)
-        inside = target.epilogue_seconds(contraction, [*chain, node], reads)
-        if chain:
-            inside -= target.epilogue_seconds(contraction, chain, 0)
+def _epilogues(groups: Groups, chain: list[Node], target: Target) -> Iterator[Proposal]:
+    """Proposes the nodes after a contraction one by one; ``chain``, which begins with it, grows by
+    those that it absorbs."""
+    graph, contraction = groups.graph, chain[0]
+    while (node := graph.only_reader(value := chain[-1].output)) is not None:
+        if not isinstance(node.op, Elementwise) or not groups.is_single(node):
+            return
+        before = chain[1:]
+        if before and value.dtype in INT8_DTYPES:
+            return  # it was rounded to integers, with which kernels compute in another way
+        reads = sum(other.type.bytes for other in node.tensors if other is not value)
+        inside = target.epilogue_seconds(contraction, [*before, node], reads)
+        if before:
+            inside -= target.epilogue_seconds(contraction, before, 0)
         reader = graph.only_reader(node.output)
         joins_stack = reader is not None and why_not_fusable(reader) is None
-        outside = target.seconds(_operations(node), 2 * last.output.type.bytes + reads)
-        if not joins_stack and inside > outside:
-            _note(context, contraction, node, _price_note(inside, outside))
-            break
-        if not context.allow(f"{contraction.name} takes {node.name} ({node.op}) after it"):
-            break
-        groups.merge([contraction, node])
+        outside = target.seconds(_operations(node), 2 * value.type.bytes + reads)
+        yield Proposal(
+            [*chain, node],
+            FusedContraction,
+            f"{contraction.name} takes {node.name} ({node.op}) after it",
+            node,
+            f"not absorbed into {contraction.name}",
+            inside,
+            inf if joins_stack else outside,
+        )
+        if not groups.are_one([contraction, node]):
+            return
         chain.append(node)
-        last = node
-    return chain
 
 
-def _prologue(
-    graph: Graph, groups: Groups, contraction: Node, absorbed: dict[Node, None], context: Context
-) -> list[Node]:
-    """The nodes before a contraction that it absorbs; those ``absorbed`` are in other regions."""
-    target = context.target
-    chain: list[Node] = []
+def _prologues(
+    groups: Groups, contraction: Node, chain: list[Node], target: Target
+) -> Iterator[Proposal]:
+    """Proposes the nodes before a contraction one by one; ``chain``, its region, grows by those
+    that it absorbs."""
     value = contraction.inputs[0]
     if contraction.inputs.count(value) > 1:
-        return chain  # the input is the weight as well, which no prologue computes
-    while (node := value.producer) is not None and node not in absorbed:
-        if graph.only_reader(value) is not (chain[0] if chain else contraction):
-            break
+        return  # the input is the weight as well, which no prologue computes
+    first = contraction
+    while (node := value.producer) is not None and groups.is_single(node):
+        if groups.graph.only_reader(value) is not first:
+            return
         if not isinstance(node.op, Elementwise) or not _has_one_tensor(node):
-            break
-        reason = target.refuse_prologue(contraction, node)
-        if reason is None and not groups.can_merge([contraction, node]):
-            reason = "it depends on the contraction by another path"
-        if reason is not None:
-            _note(context, contraction, node, reason)
-            break
-        inside = target.prologue_seconds(contraction, [node])
-        outside = _seconds_before(graph, node, absorbed, target)
-        if inside > outside:
-            _note(context, contraction, node, _price_note(inside, outside))
-            break
-        if not context.allow(f"{contraction.name} takes {node.name} ({node.op}) before it"):
-            break
-        groups.merge([contraction, node])
+            return
+        yield Proposal(
+            [node, *chain],
+            FusedContraction,
+            f"{contraction.name} takes {node.name} ({node.op}) before it",
+            node,
+            f"not absorbed into {contraction.name}",
+            target.prologue_seconds(contraction, [node]),
+            _seconds_before(groups, node, target),
+        )
+        if not groups.are_one([contraction, node]):
+            return
         chain.insert(0, node)
-        value = node.inputs[0]
-    return chain
+        first, value = node, node.inputs[0]
 
 
-def _seconds_before(graph: Graph, node: Node, absorbed: dict[Node, None], target: Target) -> float:
+def _seconds_before(groups: Groups, node: Node, target: Target) -> float:
     """Predicted seconds of a node before a contraction if it is not absorbed."""
-    source, value = node.inputs[0], node.output
+    graph, source, value = groups.graph, node.inputs[0], node.output
     producer = source.producer
     is_only_reader = graph.only_reader(source) is node
-    if producer is not None and producer not in absorbed and _can_lead_stack(producer):
+    if producer is not None and groups.is_single(producer) and _can_lead_stack(producer):
         if not is_only_reader:
             return value.type.bytes / target.device.bandwidth  # the stack writes one value more
         if not isinstance(producer.op, Elementwise):
@@ -127,14 +111,6 @@ def _seconds_before(graph: Graph, node: Node, absorbed: dict[Node, None], target
 
 def _operations(node: Node) -> int:
     return node.op.operations(tuple(v.type for v in node.inputs), (node.output.type,))
-
-
-def _price_note(inside: float, outside: float) -> str:
-    return f"{inside * 1e6:.1f} us inside, {outside * 1e6:.1f} us outside"
-
-
-def _note(context: Context, contraction: Node, node: Node, reason: str) -> None:
-    context.notes[node.name] = f"not absorbed into {contraction.name}: {reason}"
 
 
 def _can_lead_stack(node: Node) -> bool:
@@ -150,4 +126,4 @@ def _has_one_tensor(node: Node) -> bool:
     return len(tensors) == 1 and not isinstance(tensors[0], Constant)
 
 
-ABSORB = Pass("absorb", absorb, requires=("simplify", "fold_batch_norm"))
+ABSORB = fusion("absorb", absorb, ("simplify", "fold_batch_norm"), unfused=UNFUSED)

@@ -14,14 +14,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
-from minidnn.fusion.attention import (
-    AttentionGradientShape,
-    AttentionShape,
-    FusedAttention,
-    FusedAttentionGradient,
-    attention_shape,
-    gradient_shape,
-)
+from minidnn.fusion.attention import FusedAttention, FusedAttentionGradient
 from minidnn.fusion.collapse import NO_STACKS
 from minidnn.fusion.strided import StridedView, is_view, operand_view, view_of
 from minidnn.graph.attention_patterns import AttentionNodes, compose_attention
@@ -51,12 +44,10 @@ class _WrittenResults:
 
     Attributes:
         nodes: the views after the results that become part of the region.
-        views: for each result, its offset and strides in the value that is written.
         ends: the values that are written: one for each result, or one for all.
     """
 
     nodes: Sequence[Node]
-    views: Sequence[StridedView]
     ends: Sequence[Value]
 
 
@@ -77,37 +68,25 @@ def attend(graph: Graph, context: Context) -> Graph:
         if not isinstance(node.op, _BOTH):
             rewriter.keep(node)
             continue
-        operands = [_operand(value, absorbed) for value in node.inputs]
-        written = _written(graph, node)
-        reason = "layers are left apart" if unfused else _why_not(node, operands, written, context)
-        if reason is None and context.allow(f"{node.name} without scores in memory"):
-            _add(rewriter, graph, node, operands, written)
-            absorbed.update(written.nodes)
-            continue
-        if reason is not None and not unfused:
-            context.notes[node.name] = f"scores lie in memory: {reason}"
+        if not unfused:
+            operands = [_operand(value, absorbed) for value in node.inputs]
+            written = _written(graph, node)
+            region, read = _region(graph, node, operands, written)
+            reason = region.why_not_strided or context.target.refuse_fusion(region)
+            if reason is not None:
+                context.notes[node.name] = f"scores are stored in memory: {reason}"
+            elif context.allow(f"{node.name} without scores in memory"):
+                new = rewriter.add(region, list(map(rewriter.value, read)), node.name, node.source)
+                for old, result in zip(_results(graph, node, written), new.outputs, strict=True):
+                    rewriter.replace(old, result)
+                absorbed.update(written.nodes)
+                continue
         expanded.expand(node, _is_read(graph, node.outputs[-1]))
     return drop_unread(rewriter.finish())
 
 
 def _is_read(graph: Graph, value: Value) -> bool:
     return bool(graph.readers[value]) or value in graph.results
-
-
-def _why_not(
-    node: Node, operands: Sequence[_Operand], written: _WrittenResults, context: Context
-) -> str | None:
-    """Why there is no region for a node; None if there is one."""
-    views = [operand.view for operand in operands]
-    if isinstance(node.op, Attention):
-        shape = attention_shape(node, [*views, *written.views])
-        if isinstance(shape, AttentionShape):
-            return context.target.refuse_attention(shape)
-        return shape
-    gradient = gradient_shape(node, [*views, *written.views])
-    if isinstance(gradient, AttentionGradientShape):
-        return context.target.refuse_attention_gradient(gradient)
-    return gradient
 
 
 def _operand(value: Value, gone: Container[Node]) -> _Operand:
@@ -147,24 +126,19 @@ def _written(graph: Graph, node: Node) -> _WrittenResults:
             for end in range(len(tail), 0, -1):
                 paths = [[*chain, *tail[:end]] for chain in chains]
                 views = [_through(value, path) for value, path in zip(results, paths, strict=True)]
-                if aligned := _all_aligned(views):
+                if all(view is not None and view.is_aligned(_ALIGNED) for view in views):
                     before_concat = [each for chain in chains for each in chain]
-                    return _WrittenResults(
-                        [*before_concat, *tail[:end]], aligned, [tail[end - 1].output]
-                    )
+                    return _WrittenResults([*before_concat, *tail[:end]], [tail[end - 1].output])
     nodes: list[Node] = []
     ends: list[Value] = []
-    views_written: list[StridedView] = []
     for chain, value in zip(chains, results, strict=True):
         for end in range(len(chain), -1, -1):
             view = _through(value, chain[:end])
             if view is not None and (end == 0 or view.is_aligned(_ALIGNED)):
                 break
-        assert view is not None
         nodes += chain[:end]
         ends.append(chain[end - 1].output if end else value)
-        views_written.append(view)
-    return _WrittenResults(nodes, views_written, ends)
+    return _WrittenResults(nodes, ends)
 
 
 def _behind(graph: Graph, value: Value) -> Iterator[Node]:
@@ -185,19 +159,10 @@ def _through(value: Value, nodes: Sequence[Node]) -> StridedView | None:
     return view
 
 
-def _all_aligned(views: Sequence[StridedView | None]) -> list[StridedView] | None:
-    aligned = [view for view in views if view is not None and view.is_aligned(_ALIGNED)]
-    return aligned if len(aligned) == len(views) else None
-
-
-def _add(
-    rewriter: Rewriter,
-    graph: Graph,
-    node: Node,
-    operands: Sequence[_Operand],
-    written: _WrittenResults,
-) -> None:
-    """Adds the region that replaces a node and the views around it."""
+def _region(
+    graph: Graph, node: Node, operands: Sequence[_Operand], written: _WrittenResults
+) -> tuple[FusedAttention | FusedAttentionGradient, Sequence[Value]]:
+    """The region of a node and the views around it, and the values that it reads."""
     inputs: dict[Value, Value] = {}
     nodes: list[Node] = []
     operands_inside = []
@@ -214,15 +179,16 @@ def _add(
         view_operands = [inside[value] for value in each.inputs]
         nodes.append(Node(each.op, view_operands, each.name, each.source))
         inside[each.output] = nodes[-1].output
-    ends = list(written.ends)
+    results = [inside[value] for value in _results(graph, node, written)]
+    body = Graph(list(inputs.values()), results, nodes, node.name)
     is_forward = isinstance(node.op, Attention)
-    if is_forward and _is_read(graph, node.outputs[1]):
-        ends.append(node.outputs[1])
-    body = Graph(list(inputs.values()), [inside[value] for value in ends], nodes, node.name)
-    region = FusedAttention(body) if is_forward else FusedAttentionGradient(body)
-    new = rewriter.add(region, list(map(rewriter.value, inputs)), node.name, node.source)
-    for old, result in zip(ends, new.outputs, strict=True):
-        rewriter.replace(old, result)
+    return FusedAttention(body) if is_forward else FusedAttentionGradient(body), list(inputs)
+
+
+def _results(graph: Graph, node: Node, written: _WrittenResults) -> list[Value]:
+    """The values that the region of a node computes."""
+    logarithms = node.outputs[1:] if isinstance(node.op, Attention) else ()
+    return [*written.ends, *(value for value in logarithms if _is_read(graph, value))]
 
 
 ATTEND = Pass("attend", attend)

@@ -13,11 +13,12 @@ import numpy as np
 
 from minidnn.fusion.collapse import NO_STACKS, UNFUSED
 from minidnn.fusion.region import FusedNormalization
+from minidnn.fusion.stacks import Groups
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Reshaping
 from minidnn.graph.operators import Concat, LayerNorm, Slice, Take, TakeChannels, Transpose, View
 from minidnn.graph.types import FLOATS
-from minidnn.passes.contract import contract
+from minidnn.passes.fuse import Proposal, fusion
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.linear import FIRST, LAST
 
@@ -271,7 +272,7 @@ def _is_of_channels(node: Node, value: Value) -> bool:
 VIEW_CHANNELS = Pass("view_channels", view_channels)
 
 
-def normalize_channels(graph: Graph, context: Context) -> Graph:
+def normalize_channels(groups: Groups, context: Context) -> Iterator[Proposal]:
     """Layer normalizations over channels are computed without transposes.
 
     Layer normalization normalizes the last axis.  Networks that normalize the channels of images
@@ -282,18 +283,15 @@ def normalize_channels(graph: Graph, context: Context) -> Graph:
     Refuses: whatever the target refuses (noted with its reason); everything under strategies that
     fuse no stacks.
     """
-    if context.strategy in NO_STACKS:
-        return graph
-    regions = []
-    for node in graph.nodes:
-        nodes = _moved(graph, node)
-        if nodes is None:
-            continue
-        if (reason := context.target.refuse_channel_norm(node)) is not None:
-            context.notes[node.name] = f"channels are moved for it: {reason}"
-        elif context.allow(f"{node.name} normalizes channels where they lie"):
-            regions.append((nodes, FusedNormalization))
-    return contract(graph, regions)
+    for node in groups.graph.nodes:
+        if (nodes := _moved(groups.graph, node)) is not None:
+            yield Proposal(
+                nodes,
+                FusedNormalization,
+                f"{node.name} normalizes channels where they lie",
+                node,
+                "channels are moved for it",
+            )
 
 
 def _moved(graph: Graph, node: Node) -> tuple[Node, Node, Node] | None:
@@ -309,4 +307,4 @@ def _moved(graph: Graph, node: Node) -> tuple[Node, Node, Node] | None:
     return before, node, after
 
 
-NORMALIZE_CHANNELS = Pass("normalize_channels", normalize_channels, requires=("linear_to_conv",))
+NORMALIZE_CHANNELS = fusion("normalize_channels", normalize_channels, ("linear_to_conv",))

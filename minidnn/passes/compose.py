@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from minidnn.fusion.collapse import NO_STACKS
+from minidnn.fusion.region import region_of_sum
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression, argument, linearize
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
@@ -232,7 +233,7 @@ def compose_variance(graph: Graph, context: Context) -> Graph:
     for node in graph.nodes:
         reason = None
         if isinstance(node.op, Variance):
-            reason = context.target.refuse_sums(node)
+            reason = context.target.refuse_fusion(region_of_sum(node))
         if reason is None or not context.allow(f"compose {node.name}: {reason}"):
             rewriter.keep(node)
         else:

@@ -6,15 +6,14 @@ merges small regions of any shape into one launch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from minidnn.fusion.collapse import NO_STACKS
 from minidnn.fusion.region import FusedElements, FusedSequence
 from minidnn.fusion.stacks import Groups, boundary
 from minidnn.graph.ir import Constant, Graph, Node, State, Value
 from minidnn.graph.operator import Elementwise
-from minidnn.passes.contract import contract, flat
-from minidnn.passes.infrastructure import Context, Pass
+from minidnn.passes.fuse import Proposal, flat, fusion
+from minidnn.passes.infrastructure import Context
 
 MOST_ELEMENTS = 1 << 20
 """Elements of a result that is launched together with others."""
@@ -24,7 +23,7 @@ _OPEN = 8
 """The number of the latest launches that a node may still be added to."""
 
 
-def launch_together(graph: Graph, context: Context) -> Graph:
+def launch_together(groups: Groups, context: Context) -> Iterator[Proposal]:
     """Small element-wise regions that do not depend on each other become one launch.
 
     Training has hundreds of them: casts of weights, running statistics, coefficients of
@@ -39,19 +38,15 @@ def launch_together(graph: Graph, context: Context) -> Graph:
     the other writes; everything where the target computes them one by one, and under strategies
     that fuse no stacks.
     """
-    if context.strategy in NO_STACKS or not context.target.computes_together:
-        return graph
-    regions = []
-    for nodes in _launches(graph):
-        if not context.allow(f"launch {', '.join(node.name for node in nodes)} together"):
-            break
-        regions.append((nodes, lambda body: FusedElements(flat(body))))
-    return contract(graph, regions)
+    if context.target.computes_together:
+        for nodes in _launches(groups):
+            rewrite = f"launch {', '.join(node.name for node in nodes)} together"
+            yield Proposal(nodes, lambda body: FusedElements(flat(body)), rewrite, nodes[-1])
 
 
-def _launches(graph: Graph) -> list[list[Node]]:
+def _launches(groups: Groups) -> list[list[Node]]:
     """The members of each launch with several, in the graph's order."""
-    groups = Groups(graph)
+    graph = groups.graph
     written = {value: state for state, value in graph.updates.items()}
     launches: list[list[Node]] = []
     for node in graph.nodes:
@@ -107,14 +102,14 @@ def _ends(graph: Graph, node: Node) -> bool:
     return all(value in graph.results and not graph.readers[value] for value in node.outputs)
 
 
-LAUNCH_TOGETHER = Pass("launch_together", launch_together, requires=("compute_together",))
+LAUNCH_TOGETHER = fusion("launch_together", launch_together, ("compute_together",))
 
 
 MOST_POINTERS = 128
 """Inputs and outputs of a region; with more it would take long to compile."""
 
 
-def compute_together(graph: Graph, context: Context) -> Graph:
+def compute_together(groups: Groups, context: Context) -> Iterator[Proposal]:
     """Element-wise operators outside of stacks become regions of one shape.
 
     Training computes much with vectors over channels, and updates every parameter.  Operators on
@@ -126,21 +121,15 @@ def compute_together(graph: Graph, context: Context) -> Graph:
     Refuses: operators with vectors over channels or other broadcast operands; everything where the
     target computes them one by one, and under strategies that fuse no stacks.
     """
-    if context.strategy in NO_STACKS or not context.target.computes_together:
-        return graph
-    groups = [nodes for nodes in _groups(graph) if len(nodes) > 1]
-    regions = []
-    for nodes in groups:
-        if not context.allow(f"compute {', '.join(node.name for node in nodes)} together"):
-            break
-        regions.append((nodes, FusedElements))
-    return contract(graph, regions)
+    if context.target.computes_together:
+        for nodes in _groups(groups):
+            rewrite = f"compute {', '.join(node.name for node in nodes)} together"
+            yield Proposal(nodes, FusedElements, rewrite, nodes[-1])
 
 
-def _groups(graph: Graph) -> list[list[Node]]:
-    """Groups of operators to compute together; each group is in the graph's order."""
-    groups = Groups(graph)
-    operators = [node for node in graph.nodes if is_same_shape_elementwise(node)]
+def _groups(groups: Groups) -> list[list[Node]]:
+    """Groups of several operators to compute together; each group is in the graph's order."""
+    operators = [node for node in groups.graph.nodes if is_same_shape_elementwise(node)]
     #: The last operator of a shape that read a value, or a result of a node.
     readers: dict[tuple[Value | Node, tuple[int, ...]], Node] = {}
     for node in operators:
@@ -156,7 +145,7 @@ def _groups(graph: Graph) -> list[list[Node]]:
     members: dict[int, list[Node]] = {}
     for node in operators:
         members.setdefault(id(groups.of(node)), []).append(node)
-    return list(members.values())
+    return [nodes for nodes in members.values() if len(nodes) > 1]
 
 
 def _try_join(groups: Groups, one: Node, other: Node) -> None:
@@ -179,4 +168,4 @@ def is_same_shape_elementwise(node: Node) -> bool:
     return all(value.shape == shape or value.type.size == 1 for value in node.inputs)
 
 
-COMPUTE_TOGETHER = Pass("compute_together", compute_together, requires=("depth_first",))
+COMPUTE_TOGETHER = fusion("compute_together", compute_together, ("depth_first",))

@@ -18,10 +18,10 @@ from minidnn.fusion.operations import Stack, lower, shares_work
 from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.fusion.sequence import Sequence as Part
-from minidnn.fusion.stacks import boundary, find_stacks, why_not_fusable
+from minidnn.fusion.stacks import Groups, boundary, find_stacks, why_not_fusable
 from minidnn.graph.ir import Graph, Node, Rewriter
 from minidnn.graph.operators import Concat, MaxPool2d
-from minidnn.passes.contract import MakeRegion, contract
+from minidnn.passes.fuse import Proposal, fuse
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -29,23 +29,26 @@ def depth_first(graph: Graph, context: Context) -> Graph:
     """See the module."""
     if context.strategy == "model":
         graph = _separate_windows(graph, context)
-    groups: list[tuple[Sequence[Node], MakeRegion]] = []
-    for number, nodes in enumerate(stacks_of(graph, context), 1):
-        _, outputs = boundary(graph, nodes)
+    return fuse(graph, _sequences, context)
+
+
+def _sequences(groups: Groups, context: Context) -> Iterator[Proposal]:
+    """Proposes the sequences of each stack."""
+    for number, nodes in enumerate(_stacks(groups.graph, context), 1):
+        _, outputs = boundary(groups.graph, nodes)
         lowered = lower(nodes, outputs)
         choices = collapse(lowered, context.target.device, context.strategy)
-        names = ", ".join(node.name for node in nodes)
-        if not context.allow(f"compute {names} as {len(choices)} sequence(s)"):
-            break
         _note_cuts(choices, lowered, context)
         stack = 0 if context.strategy in NO_STACKS else number
         for part, choice in enumerate(choices, 1):
+            computed = {operation.output for operation in choice.sequence.operations}
+            own = [node for node in nodes if node.output in computed]
             make = partial(_region, choice.schedule, stack, part, len(choices))
-            groups.append((_nodes_of(choice, nodes), make))
-    return contract(graph, groups)
+            rewrite = f"compute {', '.join(node.name for node in own)} patch by patch"
+            yield Proposal(own, make, rewrite, own[-1], "computed by itself")
 
 
-def stacks_of(graph: Graph, context: Context) -> list[list[Node]]:
+def _stacks(graph: Graph, context: Context) -> list[list[Node]]:
     """The stacks to collapse; under strategies without stacks, every fusable node by itself."""
     if context.strategy not in NO_STACKS:
         return find_stacks(graph)
@@ -58,11 +61,6 @@ def stacks_of(graph: Graph, context: Context) -> list[list[Node]]:
 
 def _region(schedule: Schedule, stack: int, part: int, parts: int, body: Graph) -> FusedSequence:
     return FusedSequence(body, schedule, stack, part, parts)
-
-
-def _nodes_of(choice: ScheduledSequence, nodes: Sequence[Node]) -> list[Node]:
-    computed = {operation.output for operation in choice.sequence.operations}
-    return [node for node in nodes if node.output in computed]
 
 
 def _note_cuts(choices: Sequence[ScheduledSequence], stack: Stack, context: Context) -> None:
@@ -95,6 +93,8 @@ def _is_worth_separating(node: Node, context: Context) -> bool:
 
 def _separate_windows(graph: Graph, context: Context) -> Graph:
     """Separates the max windows of the stacks that are predicted to be faster for it."""
+    if not any(_is_worth_separating(node, context) for node in graph.nodes):
+        return graph
     chosen: set[Node] = set()
     for nodes in find_stacks(graph):
         windows = [node for node in nodes if _is_worth_separating(node, context)]

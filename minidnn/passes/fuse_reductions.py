@@ -8,7 +8,7 @@ gradient. All three save reading a tensor again that was just written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -20,7 +20,7 @@ from minidnn.graph.expression import argument
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Contraction, Elementwise, Operator
 from minidnn.graph.operators import Add, Conv2dInputGradient, Formula, Reduce, Variance, View
-from minidnn.passes.contract import MakeRegion, contract, flat
+from minidnn.passes.fuse import Proposal, flat, fusion
 from minidnn.passes.infrastructure import Context, Pass
 
 _COPY = Formula(argument(0), title="Copy")
@@ -52,7 +52,7 @@ def fuse_plane_reductions(graph: Graph, context: Context) -> Graph:
             continue
         earlier = chosen[sequence].sweeps if sequence in chosen else ()
         merged = _MergedSequence(graph, sequence, (*earlier, sweep))
-        if context.target.refuse_summed(merged.region) is not None:
+        if context.target.refuse_fusion(merged.region) is not None:
             continue
         if not context.allow(f"add up {sweep.name} in {sequence.name}"):
             break
@@ -267,7 +267,7 @@ FUSE_PLANE_REDUCTIONS = Pass(
 )
 
 
-def fuse_producers(graph: Graph, context: Context) -> Graph:
+def fuse_producers(groups: Groups, context: Context) -> Iterator[Proposal]:
     """The producer of the gradient that a convolution's input gradient reads becomes its prologue.
 
     Where batch normalization follows a convolution, the gradient of the convolution's output is
@@ -281,30 +281,20 @@ def fuse_producers(graph: Graph, context: Context) -> Graph:
     Refuses: whatever the target refuses (noted with its reason); everything under the strategies
     "layers" and "cudnn", which fuse nothing.
     """
-    if context.strategy in UNFUSED:
-        return graph
-    groups = Groups(graph)
-    regions: list[tuple[list[Node], MakeRegion]] = []
-    for node in graph.nodes:
+    for node in groups.graph.nodes:
         gradient = _gradient(node)
-        sequence = None if gradient is None else _prologue_of(graph, node, gradient)
-        if gradient is None or sequence is None:
-            continue
-        reason = context.target.refuse_producer(gradient, sequence)
-        if reason is None and not groups.can_merge([sequence, node]):
-            reason = "one of its operands depends on the sequence by another path"
-        if reason is not None:
-            context.notes[sequence.name] = f"not computed by {node.name}: {reason}"
-            continue
-        if not context.allow(f"{node.name} computes {sequence.name}"):
-            break
-        groups.merge([sequence, node])
-        regions.append(([sequence, node], _region))
-    return contract(graph, regions)
+        sequence = None if gradient is None else _prologue_of(groups.graph, node, gradient)
+        if sequence is not None:
+            rewrite, apart = f"{node.name} computes {sequence.name}", f"not computed by {node.name}"
+            yield Proposal([sequence, node], _flat_gradient, rewrite, sequence, apart)
 
 
-def _region(body: Graph) -> FusedGradient:
+def _flat_gradient(body: Graph) -> FusedGradient:
     return FusedGradient(flat(body))
+
+
+def _flat_contraction(body: Graph) -> FusedContraction:
+    return FusedContraction(flat(body))
 
 
 def _gradient(node: Node) -> Node | None:
@@ -332,12 +322,12 @@ def _prologue_of(graph: Graph, node: Node, gradient: Node) -> Node | None:
     return sequence if is_pointwise and is_only_result else None
 
 
-FUSE_PRODUCERS = Pass(
-    "fuse_producers", fuse_producers, requires=("depth_first", "fuse_epilogue_reductions")
+FUSE_PRODUCERS = fusion(
+    "fuse_producers", fuse_producers, ("depth_first", "fuse_epilogue_reductions"), unfused=UNFUSED
 )
 
 
-def fuse_epilogue_reductions(graph: Graph, context: Context) -> Graph:
+def fuse_epilogue_reductions(groups: Groups, context: Context) -> Iterator[Proposal]:
     """Sums over a contraction's result become an epilogue reduction of the contraction.
 
     In training these are the mean and the variance that batch normalization needs, and, in the
@@ -351,51 +341,20 @@ def fuse_epilogue_reductions(graph: Graph, context: Context) -> Graph:
     Refuses: whatever the target refuses (noted with its reason); everything under the strategies
     "layers" and "cudnn", which fuse nothing.
     """
-    if context.strategy in UNFUSED:
-        return graph
-    groups = Groups(graph)
-    regions: list[tuple[list[Node], MakeRegion]] = []
-    for node in graph.nodes:
-        if not isinstance(node.op, FusedSums) or len(groups.nodes_of(node)) > 1:
+    for node in groups.graph.nodes:
+        if not isinstance(node.op, FusedSums):
             continue
-        for producer in _made_by(graph, node, node.op):
-            reason = _refusal(groups, producer, node, context)
-            if reason is not None:
-                context.notes[node.name] = f"not computed by {producer.name}: {reason}"
+        for producer in _made_by(groups.graph, node, node.op):
+            apart = f"not computed by {producer.name}"
+            if not groups.is_single(producer):
+                context.notes[node.name] = f"{apart}: it computes another one"
                 continue
-            if not context.allow(f"{producer.name} adds up {node.name}"):
-                return contract(graph, regions)
-            groups.merge([producer, node])
             is_gradient = isinstance(producer.op, Conv2dInputGradient)
-            regions.append(([producer, node], _summed_gradient if is_gradient else _contraction))
-            break
-    return contract(graph, regions)
-
-
-def _contraction(body: Graph) -> FusedContraction:
-    return FusedContraction(flat(body))
-
-
-def _summed_gradient(body: Graph) -> FusedGradient:
-    return FusedGradient(flat(body))
-
-
-def _refusal(groups: Groups, producer: Node, node: Node, context: Context) -> str | None:
-    """Why a node, a contraction or an input gradient, cannot compute a sweep; None if it can."""
-    target = context.target
-    is_gradient = isinstance(producer.op, Conv2dInputGradient)
-    reason = (
-        target.refuse_summed_gradient(producer)
-        if is_gradient
-        else target.refuse_statistics(producer)
-    )
-    if reason is not None:
-        return reason
-    if len(groups.nodes_of(producer)) > 1:
-        return "it computes another one"
-    if not groups.can_merge([producer, node]):
-        return "one of the sweep's operands depends on it by another path"
-    return None
+            make = _flat_gradient if is_gradient else _flat_contraction
+            rewrite = f"{producer.name} adds up {node.name}"
+            yield Proposal([producer, node], make, rewrite, node, apart)
+            if groups.are_one([producer, node]):
+                break
 
 
 def _made_by(graph: Graph, node: Node, op: FusedSums) -> list[Node]:
@@ -447,6 +406,9 @@ def _is_read(graph: Graph, value: Value) -> bool:
     return bool(graph.readers[value]) or value in graph.results
 
 
-FUSE_EPILOGUE_REDUCTIONS = Pass(
-    "fuse_epilogue_reductions", fuse_epilogue_reductions, requires=("absorb", "sum_together")
+FUSE_EPILOGUE_REDUCTIONS = fusion(
+    "fuse_epilogue_reductions",
+    fuse_epilogue_reductions,
+    ("absorb", "sum_together"),
+    unfused=UNFUSED,
 )

@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from minidnn.fusion.collapse import NO_STACKS
 from minidnn.fusion.rows import FusedRows, Role, RowShape, is_along_rows, is_column_sum, rows_of
 from minidnn.fusion.stacks import Groups, boundary
 from minidnn.graph.ir import Constant, Graph, Node
 from minidnn.graph.operator import Reshaping
-from minidnn.passes.contract import contract
-from minidnn.passes.infrastructure import Context, Pass
+from minidnn.passes.fuse import Proposal, fusion
+from minidnn.passes.infrastructure import Context
 
 MOST_VALUES = 16
 """Values in full rows that a region reads and writes at most."""
@@ -30,20 +29,16 @@ MOST_SUMS = 3
 that it computes."""
 
 
-def fuse_rows(graph: Graph, context: Context) -> Graph:
+def fuse_rows(groups: Groups, context: Context) -> Iterator[Proposal]:
     """See the module."""
-    if context.strategy in NO_STACKS:
-        return graph
-    regions = []
-    for nodes in _Chains(graph).regions():
-        region = FusedRows(Graph(*boundary(graph, nodes), nodes, nodes[-1].name))
-        if (reason := context.target.refuse_rows(region)) is not None:
-            context.notes[nodes[-1].name] = f"its rows are stored in between: {reason}"
-        elif not context.allow(f"compute {', '.join(node.name for node in nodes)} row by row"):
-            break
-        else:
-            regions.append((nodes, FusedRows))
-    return contract(graph, regions)
+    for nodes in _Chains(groups).regions():
+        yield Proposal(
+            nodes,
+            FusedRows,
+            f"compute {', '.join(node.name for node in nodes)} row by row",
+            nodes[-1],
+            "its rows are stored in between",
+        )
 
 
 class _Chains:
@@ -54,10 +49,10 @@ class _Chains:
             length.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.groups = Groups(graph)
-        found = ((node, rows_of(node)) for node in graph.nodes)
+    def __init__(self, groups: Groups) -> None:
+        self.graph = groups.graph
+        self.groups = groups
+        found = ((node, rows_of(node)) for node in self.graph.nodes)
         self.rows = {node: rows for node, rows in found if isinstance(rows, RowShape)}
         for node in self.rows:
             if not is_column_sum(node):
@@ -159,4 +154,4 @@ def no_sum_is_read_inside(graph: Graph) -> Iterator[str]:
                 yield f"node {node.name!r} reads its own sums over rows"
 
 
-FUSE_ROWS = Pass("fuse_rows", fuse_rows, ("absorb",), (no_sum_is_read_inside,))
+FUSE_ROWS = fusion("fuse_rows", fuse_rows, ("absorb",), (no_sum_is_read_inside,))

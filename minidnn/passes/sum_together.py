@@ -7,17 +7,17 @@ class ``FusedSums``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from minidnn.fusion.collapse import NO_STACKS
-from minidnn.fusion.region import FusedSums, is_spatial_sum
+from minidnn.fusion.region import FusedSums, is_spatial_sum, region_of_sum
 from minidnn.fusion.stacks import Groups, boundary, why_not_fusable
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Operator
 from minidnn.graph.operators import Expand, Reduce, Variance, View
 from minidnn.graph.types import FLOATS, TensorType
-from minidnn.passes.contract import contract, flat
+from minidnn.passes.fuse import Proposal, flat, fusion
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.simplify import drop_dead
 
@@ -83,7 +83,7 @@ def _sweeps(graph: Graph, context: Context) -> list[_Sweep]:
     reach = _reach(graph, planes) if fuses else {}
     sweeps: list[_Sweep] = []
     for node in graph.nodes:
-        if not _is_sum(node, planes) or context.target.refuse_sums(node) is not None:
+        if not _is_sum(node, planes) or context.target.refuse_fusion(region_of_sum(node)):
             continue
         new = _Sweep([node], *reach.get(node.inputs[0], ({node.inputs[0]: None}, {})))
         for sweep in reversed(sweeps) if fuses else ():
@@ -263,7 +263,7 @@ _MOST_SWEPT = 6
 """Tensors that a sweep of ``store_summed`` reads and writes."""
 
 
-def store_summed(graph: Graph, context: Context) -> Graph:
+def store_summed(groups: Groups, context: Context) -> Iterator[Proposal]:
     """A value that is both stored and summed is computed in the sweep that sums it.
 
     In training this is the gradient of a residual sum: the backward pass of the normalization
@@ -273,27 +273,21 @@ def store_summed(graph: Graph, context: Context) -> Graph:
     are stored in any case; the sweep computes and stores such a value, so that it need not read it.
     All sweeps over the value that can be merged become one.
     Refuses: values whose readers could be fused with them; regions that would need more tensors
-    than a thread holds at a time; everything where the target's sweeps store nothing, and under
-    strategies that fuse no stacks.
+    than a thread holds at a time; whatever the target refuses; everything under strategies that
+    fuse no stacks.
     """
-    if context.strategy in NO_STACKS or not context.target.stores_summed:
-        return graph
-    groups = Groups(graph)
     stored: set[Value] = set()
-    regions = []
-    for node in graph.nodes:
-        if not isinstance(node.op, FusedSums) or len(groups.nodes_of(node)) > 1:
+    for node in groups.graph.nodes:
+        if not isinstance(node.op, FusedSums) or not groups.is_single(node):
             continue
         for value in node.inputs:
             if value.shape != node.op.shape or not (nodes := _together(groups, value, stored)):
                 continue
-            if not context.allow(f"compute {value.name} where it is added up"):
+            rewrite = f"compute {value.name} where it is added up"
+            yield Proposal(nodes, lambda body: FusedSums(flat(body)), rewrite, node)
+            if groups.are_one(nodes):
+                stored.add(value)
                 break
-            groups.merge(nodes)
-            stored.add(value)
-            regions.append((nodes, lambda body: FusedSums(flat(body))))
-            break
-    return contract(graph, regions)
 
 
 def _together(groups: Groups, value: Value, stored: set[Value]) -> list[Node]:
@@ -301,12 +295,12 @@ def _together(groups: Groups, value: Value, stored: set[Value]) -> list[Node]:
     none if the region would save nothing."""
     graph = groups.graph
     nodes = _made_by(graph, value, stored)
-    if not nodes or any(len(groups.nodes_of(node)) > 1 for node in nodes):
+    if not nodes or not all(map(groups.is_single, nodes)):
         return []
     added = False
     kinds: set[bool] = set()  # a sweep reduces planes or channels
     for reader in graph.readers[value]:
-        if _adds(reader, value) and len(groups.nodes_of(reader)) == 1:
+        if _adds(reader, value) and groups.is_single(reader):
             assert isinstance(reader.op, FusedSums)
             if {reader.op.by_plane} | kinds != {reader.op.by_plane}:
                 continue
@@ -374,4 +368,4 @@ def _count_of_tensors(graph: Graph, nodes: list[Node], value: Value) -> int:
     return 1 + sum(each.shape == value.shape for each in read)
 
 
-STORE_SUMMED = Pass("store_summed", store_summed, requires=("sum_together",))
+STORE_SUMMED = fusion("store_summed", store_summed, ("sum_together",))

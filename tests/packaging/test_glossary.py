@@ -96,7 +96,7 @@ NAMES = {
     "print_whole": "print_integer",
     "reads_weight_as_it_lies": "reads_weight_unpacked",
     "refuse_by_image": "refuse_batch_tiling",
-    "refuse_front": "refuse_producer",
+    "refuse_front": "refuse_fusion",
     "share_joins": "share_concats",
     "sum_behind": "fuse_epilogue_reductions",
     "turn_linear": "linear_to_conv",
@@ -182,11 +182,19 @@ def test_former_public_names_still_work_and_say_so() -> None:
 
 
 def test_former_methods_of_targets_still_work_and_say_so() -> None:
-    with pytest.warns(DeprecationWarning, match="refuse_front is called refuse_producer now"):
+    with pytest.warns(DeprecationWarning, match="refuse_by_image is called refuse_batch_tiling"):
 
         class Refusing(Target):
-            def refuse_front(self, gradient: object, sequence: object) -> str:
+            def refuse_by_image(self, node: object) -> str:
                 return "never"
 
     node: Any = None
-    assert Refusing().refuse_producer(node, node) == "never"
+    assert Refusing().refuse_batch_tiling(node) == "never"
+
+
+def test_former_refusals_of_targets_are_not_ignored() -> None:
+    with pytest.raises(TypeError, match=r"^Adding.refuse_sums: passes ask Adding.refuse_fusion"):
+
+        class Adding(Target):
+            def refuse_sums(self, reduction: object) -> None:
+                return None

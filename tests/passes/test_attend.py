@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from minidnn.fusion.attention import (
-    AttentionGradientShape,
-    AttentionShape,
     FeatureRows,
     FusedAttention,
     FusedAttentionGradient,
 )
+from minidnn.fusion.region import Region
 from minidnn.fusion.target import Target
 from minidnn.gradients.reverse import pullback
 from minidnn.graph import operators as ops
@@ -48,11 +47,13 @@ class Attending(Target):
     forward: str | None = None
     backward: str | None = None
 
-    def refuse_attention(self, shape: AttentionShape) -> str | None:
-        return self.forward
-
-    def refuse_attention_gradient(self, shape: AttentionGradientShape) -> str | None:
-        return self.backward
+    def refuse_fusion(self, region: Region) -> str | None:
+        match region:
+            case FusedAttention():
+                return self.forward
+            case FusedAttentionGradient():
+                return self.backward
+        return super().refuse_fusion(region)
 
 
 def after(graph: Graph, context: Context | None = None) -> Graph:
@@ -188,7 +189,7 @@ def test_targets_fuel_and_strategies() -> None:
     graph = with_gradients(attention_graph(*SIZE, DTYPE))
     context = Context(Attending(forward="it is odd"))
     assert regions(after(graph, context)) == ["FusedAttentionGradient"]
-    assert list(context.notes.values()) == ["scores lie in memory: it is odd"]
+    assert list(context.notes.values()) == ["scores are stored in memory: it is odd"]
     context = Context(Attending(backward="it is odd"))
     assert regions(after(graph, context)) == ["FusedAttention"]
     for plain in (Context(Attending(), "layers"), Context(Attending(), fuel=0), Context(Target())):

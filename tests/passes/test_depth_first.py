@@ -13,8 +13,8 @@ from minidnn.fusion.sequence import Schedule
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
-from minidnn.passes.contract import contract
 from minidnn.passes.depth_first import DEPTH_FIRST, no_loose_fusable_nodes
+from minidnn.passes.fuse import contract
 from minidnn.passes.infrastructure import Context, Pass, run_passes
 from minidnn.passes.pipeline import optimize
 from tests.passes.build import (

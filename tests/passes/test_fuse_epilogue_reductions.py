@@ -6,7 +6,7 @@ from typing import Any
 
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.fusion.contraction import parts_of
-from minidnn.fusion.region import FusedContraction, FusedGradient, FusedSums
+from minidnn.fusion.region import FusedContraction, FusedGradient, FusedSums, Region
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, Value
@@ -27,23 +27,19 @@ AXES = (0, 2, 3)
 class Adding(Target):
     """Adds up whatever contractions make, and computes what follows them in their kernels."""
 
-    def refuse_sums(self, reduction: Node) -> str | None:
-        return None
-
-    def refuse_statistics(self, contraction: Node) -> str | None:
-        return None
-
-    def refuse_summed_gradient(self, gradient: Node) -> str | None:
-        return None
-
-    @property
-    def stores_summed(self) -> bool:
-        return True
+    def refuse_fusion(self, region: Region) -> str | None:
+        match region:
+            case FusedContraction():
+                return self.refuse_around(region)
+            case FusedSums() | FusedGradient(producer=None):
+                return None
+        return super().refuse_fusion(region)
 
 
 class Plain(Adding):
-    def refuse_statistics(self, contraction: Node) -> str | None:
-        return "it adds nothing up"
+    def refuse_fusion(self, region: Region) -> str | None:
+        is_summed = isinstance(region, FusedContraction) and region.reductions
+        return "it adds nothing up" if is_summed else super().refuse_fusion(region)
 
 
 def moments(x: Any) -> list[Any]:
@@ -160,7 +156,11 @@ def test_cuda_adds_up_behind_products_of_pixels_in_half_precision() -> None:
 
         node = graph_of(build, shape).nodes[-1]
         halves = Node(node.op, [_as(v, dtype) for v in node.inputs], "conv")
-        return CudaTarget(precision=dtype).refuse_statistics(halves)
+        mean = Node(ops.Reduce("mean", AXES, dtype="float32"), halves.outputs, "mean")
+        spread = Node(ops.Variance("float32"), [halves.output, mean.output], "spread")
+        nodes = [halves, mean, spread]
+        body = Graph(halves.inputs, [node.output for node in nodes], nodes)
+        return CudaTarget(precision=dtype).refuse_fusion(FusedContraction(body))
 
     def _as(value: Any, dtype: str) -> Any:
         return Value(TensorType(value.shape, dtype), value.name)
@@ -177,7 +177,9 @@ def test_cuda_adds_up_behind_gradients_of_windows() -> None:
         (y,) = convolution.infer(x, weight)
         read = [Value(type, f"v{i}") for i, type in enumerate((y, weight))]
         node = Node(ops.Conv2dInputGradient(convolution, (9, 8)), read, "gradient")
-        return CudaTarget(precision=dtype).refuse_summed_gradient(node) or ""
+        sum_of_it = Node(ops.Reduce("sum", AXES, dtype="float32"), node.outputs, "sum")
+        body = Graph(read, sum_of_it.outputs, [node, sum_of_it])
+        return CudaTarget(precision=dtype).refuse_fusion(FusedGradient(body)) or ""
 
     assert not refused(1, 1) and not refused(3, 3, padding=((1, 1), (2, 0))) and not refused(5, 2)
     assert "half precision" in refused(3, 3, dtype="float32")
@@ -243,8 +245,9 @@ def test_of_two_gradients_one_is_computed_with_the_sums() -> None:
 
 def test_gradients_stay_apart_where_the_device_says_so() -> None:
     class IsolatedJobs(Adding):
-        def refuse_summed_gradient(self, gradient: Node) -> str | None:
-            return "it adds nothing up"
+        def refuse_fusion(self, region: Region) -> str | None:
+            is_gradient = isinstance(region, FusedGradient)
+            return "it adds nothing up" if is_gradient else super().refuse_fusion(region)
 
     context = Context(IsolatedJobs())
     assert not regions(after_gradient(masked, context))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from minidnn.fusion.region import FusedSequence, FusedSums
+from minidnn.fusion.region import FusedSequence, FusedSums, Region
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument
-from minidnn.graph.ir import Graph, Node
+from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.fuse_reductions import FUSE_PLANE_REDUCTIONS
@@ -23,16 +23,15 @@ TIMES = ops.Formula(argument(0) * argument(1), 2, title="Times")
 
 
 class Adding(Target):
-    def refuse_sums(self, reduction: Node) -> str | None:
-        return None
-
-    def refuse_summed(self, region: FusedSequence) -> str | None:
-        return None
+    def refuse_fusion(self, region: Region) -> str | None:
+        sums = isinstance(region, (FusedSums, FusedSequence))
+        return None if sums else super().refuse_fusion(region)
 
 
 class Refusing(Adding):
-    def refuse_summed(self, region: FusedSequence) -> str | None:
-        return "no"
+    def refuse_fusion(self, region: Region) -> str | None:
+        refused = isinstance(region, FusedSequence) and region.summed
+        return "no" if refused else super().refuse_fusion(region)
 
 
 def total(x: Any, how: Any = "sum") -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minidnn.backends.cuda.target import CudaTarget
-from minidnn.fusion.region import FusedGradient, FusedSequence
+from minidnn.fusion.region import FusedGradient, FusedSequence, Region
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument
@@ -15,6 +15,7 @@ from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.trace import apply
 from minidnn.graph.types import TensorType
 from minidnn.passes.depth_first import DEPTH_FIRST
+from minidnn.passes.fuse import flat
 from minidnn.passes.fuse_reductions import FUSE_EPILOGUE_REDUCTIONS, FUSE_PRODUCERS
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.sum_together import SUM_TOGETHER
@@ -28,13 +29,14 @@ G, X = (2, 3, 6, 7), (2, 4, 6, 7)
 class Making(Adding):
     """Makes whatever gradients read in their kernels, and adds up what they make."""
 
-    def refuse_producer(self, gradient: Node, sequence: Node) -> str | None:
-        return None
+    def refuse_fusion(self, region: Region) -> str | None:
+        return None if isinstance(region, FusedGradient) else super().refuse_fusion(region)
 
 
 class Reading(Adding):
-    def refuse_producer(self, gradient: Node, sequence: Node) -> str | None:
-        return "it reads what is there"
+    def refuse_fusion(self, region: Region) -> str | None:
+        is_made = isinstance(region, FusedGradient) and region.producer
+        return "it reads what is there" if is_made else super().refuse_fusion(region)
 
 
 def after(build: Build, context: Context | None = None) -> Graph:
@@ -144,10 +146,12 @@ def test_cuda_makes_it_for_products_of_pixels_in_half_precision(dtype: str) -> N
     def refused(*window: int, channels: int = 24, vector: str = "float32", tensors: int = 2) -> str:
         convolution = ops.Conv2d()
         weight = Value(TensorType((16, channels, *window), dtype), "w")
-        y = Value(TensorType((2, 16, 6, 7), dtype), "y")
-        node = Node(ops.Conv2dInputGradient(convolution, (6, 7)), [y, weight], "gradient")
-        sequence = sequence_of(dtype, vector, tensors)
-        return CudaTarget(precision=dtype).refuse_producer(node, sequence) or ""
+        made = sequence_of(dtype, vector, tensors)
+        operands = [made.output, weight]
+        node = Node(ops.Conv2dInputGradient(convolution, (6, 7)), operands, "gradient")
+        body = Graph([*made.inputs, weight], [made.output, node.output], [made, node])
+        region = FusedGradient(flat(body))
+        return CudaTarget(precision=dtype).refuse_fusion(region) or ""
 
     assert not refused(1, 1) and not refused(1, 1, tensors=1)
     assert "multiple of 8" in refused(1, 1, channels=20)

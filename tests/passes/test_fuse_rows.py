@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from minidnn.fusion.region import Region
 from minidnn.fusion.rows import FusedRows, region_of_row_operator
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
@@ -21,7 +22,9 @@ LAST = (2,)
 class InRows(Target):
     """One that keeps rows of up to 100 elements."""
 
-    def refuse_rows(self, region: FusedRows) -> str | None:
+    def refuse_fusion(self, region: Region) -> str | None:
+        if not isinstance(region, FusedRows):
+            return super().refuse_fusion(region)
         return "rows are long" if region.rows.length > 100 else None
 
 

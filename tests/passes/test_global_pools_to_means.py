@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from minidnn.fusion.region import FusedSums, Region
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
-from minidnn.graph.ir import Graph, Node
+from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.move_pooling import GLOBAL_POOLS_TO_MEANS
@@ -27,8 +28,8 @@ class Planes(Target):
 
     fuses_spatial_sums = True
 
-    def refuse_sums(self, reduction: Node) -> str | None:
-        return None
+    def refuse_fusion(self, region: Region) -> str | None:
+        return None if isinstance(region, FusedSums) else super().refuse_fusion(region)
 
 
 def squeezed(pool: Any) -> Build:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from minidnn.fusion.region import FusedSums
+from minidnn.fusion.region import FusedSums, Region
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument
-from minidnn.graph.ir import Graph, Node
+from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.sum_together import SUM_TOGETHER
@@ -22,8 +22,8 @@ PAIR = ops.Formula(argument(0) - 2.0 * argument(1), 2, title="Pair")
 
 
 class Summing(Target):
-    def refuse_sums(self, reduction: Node) -> str | None:
-        return None
+    def refuse_fusion(self, region: Region) -> str | None:
+        return None if isinstance(region, FusedSums) else super().refuse_fusion(region)
 
 
 def total(x: Any, keepdim: bool = False, how: Any = "sum") -> Any:

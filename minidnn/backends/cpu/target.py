@@ -116,22 +116,13 @@ class CpuTarget(Target):
     def refuse_convolution_gradient(self, node: Node) -> str | None:
         return why_no_gradient(node, self.lanes)
 
-    def refuse_channel_norm(self, node: Node) -> str | None:
-        x, *vectors = node.inputs
-        if x.dtype not in ELEMENTS:
-            return f"it is {x.dtype}"
-        for value in vectors:
-            if value.dtype != "float32" and not isinstance(value, Constant):
-                return f"{value!r} is no constant"
-        return None
-
-    def refuse_sums(self, reduction: Node) -> str | None:
-        if isinstance(reduction.op, Variance):
-            return "it is the mean of squares that are computed with it"
-        (x,) = reduction.inputs
-        if x.dtype not in ("float32", "bfloat16") or reduction.output.dtype != "float32":
-            return f"it adds up {x.dtype} in {reduction.output.dtype}"
-        return None if x.type.rank == 4 else "only channels of images lie in lanes"
+    def refuse_fusion(self, region: Region) -> str | None:
+        match region:
+            case FusedNormalization():
+                return _why_not_normalization(region)
+            case FusedSums():
+                return _why_not_sums(region)
+        return super().refuse_fusion(region)
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         if isinstance(contraction.op, Linear):
@@ -237,6 +228,32 @@ class CpuTarget(Target):
         if channel % self.lanes:
             return f"channel {channel}, where it would begin, is no multiple of {self.lanes} lanes"
         return None
+
+
+def _why_not_normalization(region: FusedNormalization) -> str | None:
+    """Why there is no kernel that normalizes channels in blocks; None if there is."""
+    dtype = region.body.inputs[0].dtype
+    if dtype not in ELEMENTS:
+        return f"it is {dtype}"
+    for value in region.vectors:
+        if value.dtype != "float32" and not isinstance(value, Constant):
+            return f"{value!r} is no constant"
+    return None
+
+
+def _why_not_sums(region: FusedSums) -> str | None:
+    """Why there is no sweep for these sums; None if there is."""
+    if region.stored:
+        return "sweeps over channels store sums alone"
+    for node in region.reductions.values():
+        if isinstance(node.op, Variance):
+            return "it is the mean of squares that are computed with it"
+        (x,) = node.inputs
+        if x.dtype not in ("float32", "bfloat16") or node.output.dtype != "float32":
+            return f"it adds up {x.dtype} in {node.output.dtype}"
+        if x.type.rank != 4:
+            return "only channels of images lie in lanes"
+    return None
 
 
 def _weight(node: Node) -> Value | None:

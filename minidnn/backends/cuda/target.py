@@ -1,17 +1,16 @@
 """What the passes ask of a GPU: layouts, costs, and why a fusion is refused.
 
-Each ``refuse_`` method returns the reason, or None where a kernel computes the fused node; its
-question is documented at :class:`~minidnn.fusion.target.Target`.
+What each method answers is documented at :class:`~minidnn.fusion.target.Target`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...fusion.attention import AttentionGradientShape, AttentionShape
-from ...fusion.contraction import parts_of, why_not_point_by_point
+from ...fusion.attention import FusedAttention, FusedAttentionGradient
+from ...fusion.contraction import why_not_point_by_point
 from ...fusion.functions import LayerFunction, LibraryFunction, LibraryFunctions
-from ...fusion.region import FusedContraction, FusedGradient, FusedSequence, FusedSums
+from ...fusion.region import FusedContraction, FusedGradient, FusedSequence, FusedSums, Region
 from ...fusion.rows import FusedRows
 from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
@@ -34,7 +33,7 @@ from ...graph.operators import (
     TakeChannels,
     Transpose,
 )
-from ...graph.types import INT8_DTYPES
+from ...graph.types import HALF_DTYPES, INT8_DTYPES
 from .contraction.gather import gather_precision, wants_gather
 from .contraction.problem import has_one_layout
 from .contraction.producer import MOST_PRODUCER_OPERATORS
@@ -67,8 +66,7 @@ STORAGE = {
 }
 """The dtype that values have in memory at each precision."""
 
-HALF_DTYPES = ("float16", "bfloat16")
-"""The dtypes of half precision."""
+_FOR_SIZES = "only kernels for given sizes do so"
 
 
 @dataclass(frozen=True)
@@ -107,12 +105,6 @@ class CudaTarget(Target):
     @property
     def transposes_products(self) -> bool:
         return True
-
-    def refuse_attention(self, shape: AttentionShape) -> str | None:
-        return why_not_attention(shape)
-
-    def refuse_attention_gradient(self, shape: AttentionGradientShape) -> str | None:
-        return why_not_attention(shape.attention, shape.g, shape.dq, shape.dk, shape.dv)
 
     def layer_functions(self, node: Node) -> LibraryFunctions | str:
         return layer_functions(node, self.storage)
@@ -189,62 +181,52 @@ class CudaTarget(Target):
     def adds_columns(self) -> bool:
         return not self.any_size
 
-    def refuse_rows(self, region: FusedRows) -> str | None:
-        return "kernels for some sizes do so" if self.any_size else why_not_rows(region)
+    def refuse_fusion(self, region: Region) -> str | None:
+        match region:
+            case FusedContraction():
+                return self.refuse_around(region) or _why_not_moments(region)
+            case FusedGradient():
+                return _why_not_sums_of(region) or self._why_not_producer(region)
+            case FusedSums(shape=shape):
+                return None if len(shape) in (2, 4) else f"its values have rank {len(shape)}"
+            case FusedSequence(summed=[_, *_]):
+                return self._why_not_summed(region)
+            case FusedRows():
+                return _FOR_SIZES if self.any_size else why_not_rows(region)
+            case FusedAttention(shape=shape):
+                return why_not_attention(shape)
+            case FusedAttentionGradient(shape=shape):
+                return why_not_attention(shape.attention, shape.g, shape.dq, shape.dk, shape.dv)
+        return super().refuse_fusion(region)
 
-    def refuse_sums(self, reduction: Node) -> str | None:
-        rank = reduction.inputs[0].type.rank
-        return None if rank in (2, 4) else f"its values have rank {rank}"
-
-    def refuse_summed(self, region: FusedSequence) -> str | None:
+    def _why_not_summed(self, region: FusedSequence) -> str | None:
+        """Why a sequence cannot add up planes that it computes; None if it can."""
         if self.precision != "float32":
             return "values may come to lie channels last, where no thread has a part of a plane"
         if choose_sums(region, self.device.local_bytes) is None:
             return "its planes do not stay in registers"
         return None
 
-    def refuse_statistics(self, contraction: Node) -> str | None:
-        inner = parts_of(contraction).node
-        if contraction.outputs[0].dtype not in HALF_DTYPES:
-            return "only kernels for half precision add up what they write"
-        op, kernel = inner.op, inner.inputs[1].shape[2:]
-        plain = isinstance(op, Conv2d) and op.groups == 1 and op.padding == ((0, 0), (0, 0))
-        if not isinstance(op, Conv2d) or not plain or (*kernel, *op.stride) != (1, 1, 1, 1):
-            return "only kernels of 1x1 convolutions add up what they write"
-        return None
-
-    def refuse_summed_gradient(self, gradient: Node) -> str | None:
-        op, weight = gradient.op, gradient.inputs[1]
-        assert isinstance(op, Conv2dInputGradient)
-        geometry = op.convolution
-        if gradient.output.dtype not in HALF_DTYPES:
-            return "only kernels for half precision add up what they write"
-        if geometry.groups != 1 or (*geometry.stride, *geometry.dilation) != (1, 1, 1, 1):
-            return "only kernels of stride 1, with neither groups nor dilation, add up"
-        if weight.shape[0] % LANES or weight.shape[1] % LANES:
-            return f"its channels are no multiple of {LANES}"
-        sides = zip(weight.shape[2:], geometry.padding, strict=True)
-        if any(max(padding) >= size for size, padding in sides):
-            return "its padding is wider than its window"
-        return None
-
-    def refuse_producer(self, gradient: Node, sequence: Node) -> str | None:
-        assert isinstance(sequence.op, FusedSequence)
+    def _why_not_producer(self, region: FusedGradient) -> str | None:
+        """Why a gradient cannot have its prologue; None if it can, or has none."""
+        if region.producer is None:
+            return None
         if self.any_size:
-            return "kernels for some sizes do so"
+            return _FOR_SIZES
+        gradient = region.gradient
         if gradient.output.dtype not in HALF_DTYPES or not _is_pointwise(gradient):
             return "only kernels of 1x1 convolutions in half precision do so"
         if any(channels % LANES for channels in gradient.inputs[1].shape[:2]):
             return f"its channels are no multiple of {LANES}"
-        result, nodes = sequence.output, sequence.op.body.nodes
-        if any(node.output.shape != result.shape for node in nodes):
+        (result,), read = region.producer.outputs, region.producer.inputs
+        if any(node.output.shape != result.shape for node in region.producer.nodes):
             return "it computes vectors"
-        tensors = [value for value in sequence.inputs if value.shape == result.shape]
+        tensors = [value for value in read if value.shape == result.shape]
         if any(value.dtype != result.dtype for value in tensors):
             return "what it reads has several dtypes"
         if len(tensors) > MOST_PRODUCER_OPERATORS:
             return f"it reads more than {MOST_PRODUCER_OPERATORS} tensors"
-        vectors = [value for value in sequence.inputs if value.shape != result.shape]
+        vectors = [value for value in read if value.shape != result.shape]
         if any((v.dtype, v.type.size) != ("float32", result.shape[1]) for v in vectors):
             return "it reads other values than tensors and vectors of float32"
         return None
@@ -252,10 +234,6 @@ class CudaTarget(Target):
     @property
     def fuses_spatial_sums(self) -> bool:
         return self.precision in HALF_DTYPES and not self.any_size
-
-    @property
-    def stores_summed(self) -> bool:
-        return True
 
     @property
     def computes_together(self) -> bool:
@@ -299,6 +277,40 @@ class CudaTarget(Target):
         if not _takes_layouts(node) or (contracts and value is _weight(node)):
             return f"{node.op.name} reads a value of its own"
         return None
+
+
+def _why_not_moments(region: FusedContraction) -> str | None:
+    """Why a contraction cannot give mean and variance of its result; None if it can, or need
+    not."""
+    if not region.reductions:
+        return None
+    core = region.core
+    if region.body.outputs[0].dtype not in HALF_DTYPES:
+        return "only kernels for half precision add up what they write"
+    op, kernel = core.op, core.inputs[1].shape[2:]
+    plain = isinstance(op, Conv2d) and op.groups == 1 and op.padding == ((0, 0), (0, 0))
+    if not isinstance(op, Conv2d) or not plain or (*kernel, *op.stride) != (1, 1, 1, 1):
+        return "only kernels of 1x1 convolutions add up what they write"
+    return None
+
+
+def _why_not_sums_of(region: FusedGradient) -> str | None:
+    """Why a gradient cannot have sums of it as an epilogue; None if it can, or has none."""
+    if region.sums is None:
+        return None
+    op, weight = region.gradient.op, region.gradient.inputs[1]
+    assert isinstance(op, Conv2dInputGradient)
+    geometry = op.convolution
+    if region.gradient.output.dtype not in HALF_DTYPES:
+        return "only kernels for half precision add up what they write"
+    if geometry.groups != 1 or (*geometry.stride, *geometry.dilation) != (1, 1, 1, 1):
+        return "only kernels of stride 1, with neither groups nor dilation, add up"
+    if weight.shape[0] % LANES or weight.shape[1] % LANES:
+        return f"its channels are no multiple of {LANES}"
+    sides = zip(weight.shape[2:], geometry.padding, strict=True)
+    if any(max(padding) >= size for size, padding in sides):
+        return "its padding is wider than its window"
+    return None
 
 
 def _why_not_behind_sums(contraction: Node, node: Node) -> str | None:
