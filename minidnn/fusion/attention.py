@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minidnn._cached_property import cached_property
-from minidnn.fusion.region import Region
+from minidnn.fusion.region import CoreRegion
 from minidnn.fusion.strided import StridedView, read_view, written_view
 from minidnn.graph.ir import Node, Value
 from minidnn.graph.operators import Attention, AttentionGradient
@@ -66,20 +66,16 @@ class AttentionGradientShape:
     dv: FeatureRows
 
 
-class _OfAttention(Region):
-    """A region of one node of attention, with the views that are its operands and its results."""
+class _OfAttention(CoreRegion):
+    """A region of attention or its gradient, with the views that are its operands and results."""
 
-    @cached_property
-    def node(self) -> Node:
-        """Attention, or its gradient."""
-        kinds = (Attention, AttentionGradient)
-        return next(node for node in self.body.nodes if isinstance(node.op, kinds))
+    CORES = (Attention, AttentionGradient)
 
     @cached_property
     def given(self) -> Sequence[tuple[int, StridedView]]:
         """For each operand of the node the index of the region's operand that it is a view of, and
         the view."""
-        sources = map(read_view, self.node.inputs)
+        sources = map(read_view, self.core.inputs)
         return [(self.body.inputs.index(value), view) for value, view in sources]
 
     def written(self, value: Value) -> tuple[int, StridedView]:
@@ -105,8 +101,8 @@ class FusedAttention(_OfAttention):
 
     @cached_property
     def _found(self) -> AttentionShape | str:
-        views = [*(view for _, view in self.given), self.written(self.node.outputs[0])[1]]
-        return attention_shape(self.node, views)
+        views = [*(view for _, view in self.given), self.written(self.core.outputs[0])[1]]
+        return attention_shape(self.core, views)
 
     @property
     def shape(self) -> AttentionShape:
@@ -122,11 +118,11 @@ class FusedAttentionGradient(_OfAttention):
     @property
     def results(self) -> Sequence[tuple[int, StridedView]]:
         """For each gradient the index of the region's result that it is a part of, and its view."""
-        return [self.written(value) for value in self.node.outputs]
+        return [self.written(value) for value in self.core.outputs]
 
     @cached_property
     def _found(self) -> AttentionGradientShape | str:
-        return gradient_shape(self.node, [view for _, view in (*self.given, *self.results)])
+        return gradient_shape(self.core, [view for _, view in (*self.given, *self.results)])
 
     @property
     def shape(self) -> AttentionGradientShape:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from minidnn._cached_property import cached_property
-from minidnn.fusion.region import Region
+from minidnn.fusion.region import CoreRegion
 from minidnn.fusion.strided import StridedView, read_view, written_view
 from minidnn.graph.attention_patterns import factor_of
 from minidnn.graph.ir import Node, Value
@@ -17,26 +17,23 @@ __all__ = ["FusedProduct"]
 
 
 @dataclass(frozen=True, eq=False)
-class FusedProduct(Region):
+class FusedProduct(CoreRegion):
     """A MatMul with the views that are its operands and its result, and with scalar factors before
-    and after it.  ``body`` is these nodes: each operand's in a chain, then the MatMul, then the
-    result's."""
+    and after it."""
 
-    @cached_property
-    def matmul(self) -> Node:
-        return next(node for node in self.body.nodes if isinstance(node.op, MatMul))
+    CORES = (MatMul,)
 
     @cached_property
     def multiplied(self) -> tuple[tuple[Value, StridedView], tuple[Value, StridedView]]:
         """The body's inputs that the product's first and second operand are views of, with these
         views."""
-        a, b = map(read_view, self.matmul.inputs)
+        a, b = map(read_view, self.core.inputs)
         return a, b
 
     @cached_property
     def result(self) -> StridedView:
         """The view of the region's result that the product is written to."""
-        return written_view(self.body, self.matmul.output)[1]
+        return written_view(self.body, self.core.output)[1]
 
     @cached_property
     def factor(self) -> float:
@@ -116,7 +113,7 @@ def _product_of(node: Node) -> tuple[BatchedProduct, tuple[Value, Value]]:
     if isinstance(op, FusedProduct):
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         a, b = (outer[value] for value, _ in op.multiplied)
-        matmul, factor = op.matmul, op.factor
+        matmul, factor = op.core, op.factor
         views = [*(view for _, view in op.multiplied), op.result]
     else:
         a, b = node.inputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from minidnn.graph.operators import Conv2dInputGradient, LayerNorm, Reduce, Vari
 from minidnn.graph.types import TensorType
 
 __all__ = [
-    *("FusedContraction", "FusedElements", "FusedNormalization", "FusedSequence", "FusedSums"),
-    *("Region", "FusedGradient"),
+    *("CoreRegion", "FusedContraction", "FusedElements", "FusedGradient", "FusedNormalization"),
+    *("FusedSequence", "FusedSums", "Region"),
     *("constants", "is_spatial_sum", "region_of_sum", "region_of_window"),
 ]
 
@@ -152,19 +153,18 @@ def region_of_window(node: Node) -> FusedSequence:
 
 
 @dataclass(frozen=True, eq=False)
-class FusedContraction(Region):
-    """A contraction with the point-wise operators that it absorbed as prologue and epilogue; mean
-    and variance of its result, over all axes but that of channels, may be further results.
+class CoreRegion(Region):
+    """A region around one node, its *core*: ``body`` is the nodes of the *prologue*, which compute
+    what the core reads, the core, the nodes of the *epilogue*, which compute something of its
+    result, and *reductions* of that."""
 
-    ``body`` is the nodes of the prologue, the contraction itself, which is its core, the nodes of
-    the epilogue, and mean and variance.
-    """
+    #: The operators that the core may have.
+    CORES: ClassVar[tuple[type[Operator], ...]]
 
     @cached_property
     def _place(self) -> int:
         """The index of the core among the body's nodes."""
-        (place,) = (i for i, n in enumerate(self.body.nodes) if isinstance(n.op, Contraction))
-        return place
+        return next(i for i, node in enumerate(self.body.nodes) if isinstance(node.op, self.CORES))
 
     @property
     def core(self) -> Node:
@@ -174,15 +174,23 @@ class FusedContraction(Region):
     def prologue(self) -> Sequence[Node]:
         return self.body.nodes[: self._place]
 
-    @property
+    @cached_property
     def epilogue(self) -> Sequence[Node]:
-        end = len(self.body.nodes) - len(self.reductions)
-        return self.body.nodes[self._place + 1 : end]
+        after = self.body.nodes[self._place + 1 :]
+        return [node for node in after if not isinstance(node.op, (Reduce, Variance))]
 
     @cached_property
     def reductions(self) -> Sequence[Node]:
-        """The nodes of mean and variance, if there are any."""
-        return [node for node in self.body.nodes if isinstance(node.op, (Reduce, Variance))]
+        after = self.body.nodes[self._place + 1 :]
+        return [node for node in after if isinstance(node.op, (Reduce, Variance))]
+
+
+@dataclass(frozen=True, eq=False)
+class FusedContraction(CoreRegion):
+    """A contraction with the point-wise operators that it absorbed as prologue and epilogue; mean
+    and variance of its result, over all axes but that of channels, may be further results."""
+
+    CORES = (Contraction,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,42 +266,33 @@ class FusedSums(Region):
 
 
 @dataclass(frozen=True, eq=False)
-class FusedGradient(Region):
+class FusedGradient(CoreRegion):
     """The gradient of a convolution for its input, with a prologue, which computes the output's
     gradient that it reads, and an epilogue of sums.
 
-    ``body`` is the nodes of the prologue, if it has one, the gradient itself, and the nodes of the
-    sums, if there are any.  Results are, in this order, that of the prologue, the gradient itself,
-    if others read it, and what the sums give.
+    Results are, in this order, that of the prologue, if there is one, the gradient itself, if
+    others read it, and what the sums give.
     """
 
-    @cached_property
-    def _place(self) -> int:
-        """The index of the gradient among the body's nodes."""
-        nodes = self.body.nodes
-        return next(i for i, node in enumerate(nodes) if isinstance(node.op, Conv2dInputGradient))
-
-    @property
-    def gradient(self) -> Node:
-        return self.body.nodes[self._place]
+    CORES = (Conv2dInputGradient,)
 
     @cached_property
     def is_kept(self) -> bool:
         """Whether the gradient itself is a result."""
-        return self.gradient.output in self.body.outputs
+        return self.core.output in self.body.outputs
 
     @cached_property
     def producer(self) -> Graph | None:
-        """The prologue, which computes the gradient that is read; None if there is none."""
-        nodes = self.body.nodes[: self._place]
+        """The prologue as a graph; None if there is none."""
+        nodes = self.prologue
         return self._part(nodes, [], [nodes[-1].output]) if nodes else None
 
     @cached_property
     def sums(self) -> FusedSums | None:
         """The region of sums, whose first operand is the gradient; None if there are none."""
         nodes = self.body.nodes[self._place + 1 :]
-        outputs = self.body.outputs[(self._place > 0) + self.is_kept :]
-        return FusedSums(self._part(nodes, [self.gradient.output], outputs)) if nodes else None
+        outputs = self.body.outputs[bool(self.prologue) + self.is_kept :]
+        return FusedSums(self._part(nodes, [self.core.output], outputs)) if nodes else None
 
     def _part(
         self, nodes: Sequence[Node], first: Sequence[Value], outputs: Sequence[Value]
@@ -305,20 +304,16 @@ class FusedGradient(Region):
 
 
 @dataclass(frozen=True, eq=False)
-class FusedNormalization(Region):
+class FusedNormalization(CoreRegion):
     """A layer normalization of the channels of an image, with the transposes that move channels to
-    the last axis and back: ``body`` is these three nodes."""
+    the last axis and back."""
 
-    @cached_property
-    def normalization(self) -> LayerNorm:
-        op = self.body.nodes[1].op
-        assert isinstance(op, LayerNorm)
-        return op
+    CORES = (LayerNorm,)
 
-    @cached_property
+    @property
     def vectors(self) -> tuple[Value, ...]:
         """Weight and bias, values of the body, if there are any."""
-        return self.body.nodes[1].inputs[1:]
+        return self.core.inputs[1:]
 
 
 def is_spatial_sum(node: Node) -> bool:

@@ -301,7 +301,7 @@ def _gradient(node: Node) -> Node | None:
     """The node that computes a convolution's input gradient: this node, or the one in its region;
     None if there is none."""
     if isinstance(node.op, FusedGradient):
-        return node.op.gradient
+        return node.op.core
     return node if isinstance(node.op, Conv2dInputGradient) else None
 
 

@@ -184,7 +184,7 @@ def check(task: Task, given: list[np.ndarray], found: list[np.ndarray]) -> None:
             assert np.quantile(np.abs(one - right), 0.9) <= 2e-5 * most
         else:
             # What a gradient is added to may leave less of it than its own rounding.
-            apart, gradient = np.abs(one - right), values[op.gradient.output]
+            apart, gradient = np.abs(one - right), values[op.core.output]
             beside = np.abs(gradient) if gradient.shape == right.shape else 0.0
             bound = error * (np.abs(right) + beside) + _slack(op, right, given)
             assert (apart > 1e-6).mean() <= 1e-2
@@ -195,7 +195,7 @@ def _slack(op: FusedGradient, right: np.ndarray, given: list[np.ndarray]) -> flo
     """How far a result may be off where products cancel: of windows there are many, so by the sum
     of what they are without their signs."""
     known = dict(zip(op.body.inputs, given, strict=True))
-    y, w = op.gradient.inputs
-    if w.shape[2:] == (1, 1) or right.shape != op.gradient.output.shape:
+    y, w = op.core.inputs
+    if w.shape[2:] == (1, 1) or right.shape != op.core.output.shape:
         return 1e-5
-    return 1e-5 + np.float32(1e-6) * op.gradient.op.reference(abs(known[y]), abs(known[w]))[0]
+    return 1e-5 + np.float32(1e-6) * op.core.op.reference(abs(known[y]), abs(known[w]))[0]

@@ -218,10 +218,10 @@ def masked(t: Any, x: Any, y: Any) -> Any:
 
 def test_a_gradient_that_others_read_is_kept() -> None:
     (region,) = regions(after_gradient(masked))
-    assert region.is_kept and region.gradient.op.name == "Conv2dInputGradient"
+    assert region.is_kept and region.core.op.name == "Conv2dInputGradient"
     assert [node.op.name for node in sums_in(region).reductions.values()] == ["Reduce", "Reduce"]
     assert not sums_in(region).stored
-    assert sums_in(region).body.inputs[0] is region.gradient.output
+    assert sums_in(region).body.inputs[0] is region.core.output
 
 
 def test_a_gradient_that_is_added_up_alone_is_not_kept() -> None:

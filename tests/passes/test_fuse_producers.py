@@ -78,14 +78,14 @@ def test_a_gradient_makes_what_it_and_others_read() -> None:
     (region,) = regions(found)
     assert region.producer is not None and ops_of(region.producer) == ["Pair", "ReLU"]
     assert region.sums is None and region.is_kept
-    assert region.body.outputs[0] is region.gradient.inputs[0]
+    assert region.body.outputs[0] is region.core.inputs[0]
     assert ops_of(found) == ["FusedGradient", "Conv2dWeightGradient"]
 
 
 def test_sums_stay_behind_it() -> None:
     (region,) = regions(after(summed))
     assert region.producer is not None and region.sums is not None and region.is_kept
-    assert region.sums.body.inputs[0] is region.gradient.output
+    assert region.sums.body.inputs[0] is region.core.output
     assert [node.op.name for node in region.sums.reductions.values()] == ["Reduce"]
 
 

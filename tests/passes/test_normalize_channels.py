@@ -43,7 +43,7 @@ def test_moves_go_into_the_region() -> None:
     assert ops_of(found) == ["ReLU", "FusedNormalization", "ReLU"]
     op = found.nodes[1].op
     assert isinstance(op, FusedNormalization)
-    assert op.normalization == ops.LayerNorm(1) and [v.shape for v in op.vectors] == [(6,)] * 2
+    assert op.core.op == ops.LayerNorm(1) and [v.shape for v in op.vectors] == [(6,)] * 2
 
 
 def test_other_moves_axes_and_readers_stay() -> None:

@@ -367,7 +367,7 @@ class _Lowering:
         """The task of a gradient with its prologue and its epilogue reductions."""
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
-        gradient = op.gradient.output
+        gradient = op.core.output
 
         def tensor(value: Value) -> Tensor:
             unstored = value is gradient and not op.is_kept
@@ -376,7 +376,7 @@ class _Lowering:
             )
 
         rest = (self.tf32, self.accuracy, self.deterministic)
-        placed = gradient_of(op.gradient, tensor, lambda value: False, *rest)
+        placed = gradient_of(op.core, tensor, lambda value: False, *rest)
         problem = placed.problem
         pointers: list[Pointer] = [
             Address(outer[gradient], placed.source.bytes) if op.is_kept else InWorkspace(0),

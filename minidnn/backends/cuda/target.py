@@ -213,7 +213,7 @@ class CudaTarget(Target):
             return None
         if self.any_size:
             return _FOR_SIZES
-        gradient = region.gradient
+        gradient = region.core
         if gradient.output.dtype not in HALF_DTYPES or not _is_pointwise(gradient):
             return "only kernels of 1x1 convolutions in half precision do so"
         if any(channels % LANES for channels in gradient.inputs[1].shape[:2]):
@@ -298,10 +298,10 @@ def _why_not_sums_of(region: FusedGradient) -> str | None:
     """Why a gradient cannot have sums of it as an epilogue; None if it can, or has none."""
     if region.sums is None:
         return None
-    op, weight = region.gradient.op, region.gradient.inputs[1]
+    op, weight = region.core.op, region.core.inputs[1]
     assert isinstance(op, Conv2dInputGradient)
     geometry = op.convolution
-    if region.gradient.output.dtype not in HALF_DTYPES:
+    if region.core.output.dtype not in HALF_DTYPES:
         return "only kernels for half precision add up what they write"
     if geometry.groups != 1 or (*geometry.stride, *geometry.dilation) != (1, 1, 1, 1):
         return "only kernels of stride 1, with neither groups nor dilation, add up"
@@ -367,7 +367,7 @@ def _weight(node: Node) -> Value:
 def _multiplied(node: Node, op: FusedGradient) -> list[Value]:
     """The operands of a fused region that its convolution's gradient reads."""
     outer = zip(op.body.inputs, node.inputs, strict=True)
-    return [value for inner, value in outer if inner in op.gradient.inputs]
+    return [value for inner, value in outer if inner in op.core.inputs]
 
 
 def _is_pointwise(gradient: Node) -> bool:

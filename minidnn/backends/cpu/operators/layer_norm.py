@@ -58,6 +58,8 @@ def print_channel_norm(op: FusedNormalization, x: Tensor, y: Tensor) -> Staged:
 
     Its pointers are the tensor, weight and bias, if there are any, and the result.
     """
+    normalization = op.core.op
+    assert isinstance(normalization, LayerNorm)
     element, names = x.element, ("weight", "bias")[: len(op.vectors)]
     load = element.load("x[(uniform int64)c * pixels + programIndex]")
     affine = " ".join(
@@ -81,7 +83,7 @@ def print_channel_norm(op: FusedNormalization, x: Tensor, y: Tensor) -> Staged:
         pointer=element.pointer,
         type=element.type,
         formals="".join(f", const uniform float * uniform {name}" for name in names),
-        scale=SCALE.format(eps=f"{float(op.normalization.eps)!r}d"),
+        scale=SCALE.format(eps=f"{float(normalization.eps)!r}d"),
         load=load,
         affine=affine,
         store=element.store("y[(uniform int64)c * pixels + programIndex]", "result"),

@@ -183,7 +183,7 @@ def attention_tasks(node: Node) -> Sequence[Task]:
     operands: list[Pointer] = [at_offset(node.inputs[i], view.offset) for i, view in op.given]
     if isinstance(op, FusedAttention):
         launch = print_attention(op.shape, keeps_logs=len(node.outputs) > 1)
-        index, view = op.written(op.node.outputs[0])
+        index, view = op.written(op.core.outputs[0])
         result = at_offset(node.outputs[index], view.offset)
         return (Task(node, launch, (*operands, result, node.outputs[-1])),)
     of_queries, of_keys = print_attention_gradient(op.shape)
