@@ -3,7 +3,7 @@ computes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ from minidnn.graph.types import TensorType
 
 __all__ = [
     *("CoreRegion", "FusedContraction", "FusedElements", "FusedGradient", "FusedNormalization"),
-    *("FusedSequence", "FusedSums", "Region"),
+    *("FusedSequence", "FusedSums", "MakeRegion", "Region"),
     *("constants", "is_spatial_sum", "region_of_sum", "region_of_window"),
 ]
 
@@ -150,6 +150,10 @@ def region_of_window(node: Node) -> FusedSequence:
     _, _, rows, columns = node.output.type.plane
     body = Graph(operands, inner.outputs, [inner], node.name)
     return FusedSequence(body, Schedule(rows, columns, stage=True))
+
+
+MakeRegion = Callable[[Graph], Region]
+"""Makes the region of a graph of the nodes that it shall compute."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ overrides those that it knows better.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -21,10 +21,11 @@ from minidnn.fusion.region import (
     FusedNormalization,
     FusedSequence,
     FusedSums,
+    MakeRegion,
     Region,
 )
 from minidnn.fusion.rows import FusedRows
-from minidnn.fusion.stacks import computes_in_several
+from minidnn.fusion.stacks import Groups, computes_in_several
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.layout import PLANAR, Layout
 from minidnn.graph.operator import Contraction
@@ -259,6 +260,35 @@ class Target:
         """Why a node cannot read ``value`` in a wider buffer, from ``channel`` on; None if it
         can."""
         return None
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """Nodes that a rule would make one region of.
+
+    Attributes:
+        nodes: the nodes, in the graph's order.  They may include all nodes of regions that were
+            accepted before, which the new region then replaces.
+        make: makes the region of the graph of these nodes.
+        rewrite: what is done, as the list of rewrites says it.
+        about: the node whose note gives the reason if the proposal is not accepted.
+        apart: what is the case then, which the note begins with; nothing is noted without it.
+        inside: the predicted seconds of the nodes in the region.
+        outside: the predicted seconds of the nodes outside of it.
+    """
+
+    nodes: Sequence[Node]
+    make: MakeRegion
+    rewrite: str
+    about: Node
+    apart: str = ""
+    inside: float = 0.0
+    outside: float = 0.0
+
+
+Rule = Callable[[Groups, Target], Iterator[Proposal]]
+"""Yields proposals for the graph of the groups.  Once a proposal is accepted, its nodes are one
+group."""
 
 
 def check_target(target: Target, device: str, strategy: str) -> Target:

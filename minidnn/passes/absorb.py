@@ -18,22 +18,21 @@ from math import inf
 from minidnn.fusion.collapse import UNFUSED
 from minidnn.fusion.region import FusedContraction
 from minidnn.fusion.stacks import Groups, is_tensor_operand, why_not_fusable
-from minidnn.fusion.target import Target
+from minidnn.fusion.target import Proposal, Target
 from minidnn.graph.ir import Constant, Node
 from minidnn.graph.operator import Contraction, Elementwise
 from minidnn.graph.operators import Concat
 from minidnn.graph.types import INT8_DTYPES
-from minidnn.passes.fuse import Proposal, fusion
-from minidnn.passes.infrastructure import Context
+from minidnn.passes.fuse import fusion
 
 
-def absorb(groups: Groups, context: Context) -> Iterator[Proposal]:
+def absorb(groups: Groups, target: Target) -> Iterator[Proposal]:
     """See the module."""
     for node in groups.graph.nodes:
         if isinstance(node.op, Contraction):
             chain = [node]
-            yield from _epilogues(groups, chain, context.target)
-            yield from _prologues(groups, node, chain, context.target)
+            yield from _epilogues(groups, chain, target)
+            yield from _prologues(groups, node, chain, target)
 
 
 def _epilogues(groups: Groups, chain: list[Node], target: Target) -> Iterator[Proposal]:

@@ -14,11 +14,12 @@ import numpy as np
 from minidnn.fusion.collapse import NO_STACKS, UNFUSED
 from minidnn.fusion.region import FusedNormalization
 from minidnn.fusion.stacks import Groups
+from minidnn.fusion.target import Proposal, Target
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Reshaping
 from minidnn.graph.operators import Concat, LayerNorm, Slice, Take, TakeChannels, Transpose, View
 from minidnn.graph.types import FLOATS
-from minidnn.passes.fuse import Proposal, fusion
+from minidnn.passes.fuse import fusion
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.linear import FIRST, LAST
 
@@ -272,7 +273,7 @@ def _is_of_channels(node: Node, value: Value) -> bool:
 VIEW_CHANNELS = Pass("view_channels", view_channels)
 
 
-def normalize_channels(groups: Groups, context: Context) -> Iterator[Proposal]:
+def normalize_channels(groups: Groups, target: Target) -> Iterator[Proposal]:
     """Layer normalizations over channels are computed without transposes.
 
     Layer normalization normalizes the last axis.  Networks that normalize the channels of images

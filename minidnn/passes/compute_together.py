@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 
 from minidnn.fusion.region import FusedElements, FusedSequence
 from minidnn.fusion.stacks import Groups, boundary
+from minidnn.fusion.target import Proposal, Target
 from minidnn.graph.ir import Constant, Graph, Node, State, Value
 from minidnn.graph.operator import Elementwise
-from minidnn.passes.fuse import Proposal, flat, fusion
-from minidnn.passes.infrastructure import Context
+from minidnn.passes.fuse import flat, fusion
 
 MOST_ELEMENTS = 1 << 20
 """Elements of a result that is launched together with others."""
@@ -23,7 +23,7 @@ _OPEN = 8
 """The number of the latest launches that a node may still be added to."""
 
 
-def launch_together(groups: Groups, context: Context) -> Iterator[Proposal]:
+def launch_together(groups: Groups, target: Target) -> Iterator[Proposal]:
     """Small element-wise regions that do not depend on each other become one launch.
 
     Training has hundreds of them: casts of weights, running statistics, coefficients of
@@ -38,7 +38,7 @@ def launch_together(groups: Groups, context: Context) -> Iterator[Proposal]:
     the other writes; everything where the target computes them one by one, and under strategies
     that fuse no stacks.
     """
-    if context.target.computes_together:
+    if target.computes_together:
         for nodes in _launches(groups):
             rewrite = f"launch {', '.join(node.name for node in nodes)} together"
             yield Proposal(nodes, lambda body: FusedElements(flat(body)), rewrite, nodes[-1])
@@ -109,7 +109,7 @@ MOST_POINTERS = 128
 """Inputs and outputs of a region; with more it would take long to compile."""
 
 
-def compute_together(groups: Groups, context: Context) -> Iterator[Proposal]:
+def compute_together(groups: Groups, target: Target) -> Iterator[Proposal]:
     """Element-wise operators outside of stacks become regions of one shape.
 
     Training computes much with vectors over channels, and updates every parameter.  Operators on
@@ -121,7 +121,7 @@ def compute_together(groups: Groups, context: Context) -> Iterator[Proposal]:
     Refuses: operators with vectors over channels or other broadcast operands; everything where the
     target computes them one by one, and under strategies that fuse no stacks.
     """
-    if context.target.computes_together:
+    if target.computes_together:
         for nodes in _groups(groups):
             rewrite = f"compute {', '.join(node.name for node in nodes)} together"
             yield Proposal(nodes, FusedElements, rewrite, nodes[-1])

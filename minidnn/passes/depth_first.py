@@ -19,9 +19,10 @@ from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.fusion.sequence import Sequence as Part
 from minidnn.fusion.stacks import Groups, boundary, find_stacks, why_not_fusable
+from minidnn.fusion.target import Proposal, Target
 from minidnn.graph.ir import Graph, Node, Rewriter
 from minidnn.graph.operators import Concat, MaxPool2d
-from minidnn.passes.fuse import Proposal, fuse
+from minidnn.passes.fuse import fuse
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -29,15 +30,15 @@ def depth_first(graph: Graph, context: Context) -> Graph:
     """See the module."""
     if context.strategy == "model":
         graph = _separate_windows(graph, context)
-    return fuse(graph, _sequences, context)
+    return fuse(graph, partial(_sequences, context), context)
 
 
-def _sequences(groups: Groups, context: Context) -> Iterator[Proposal]:
+def _sequences(context: Context, groups: Groups, target: Target) -> Iterator[Proposal]:
     """Proposes the sequences of each stack."""
     for number, nodes in enumerate(_stacks(groups.graph, context), 1):
         _, outputs = boundary(groups.graph, nodes)
         lowered = lower(nodes, outputs)
-        choices = collapse(lowered, context.target.device, context.strategy)
+        choices = collapse(lowered, target.device, context.strategy)
         _note_cuts(choices, lowered, context)
         stack = 0 if context.strategy in NO_STACKS else number
         for part, choice in enumerate(choices, 1):

@@ -1,51 +1,22 @@
 """Fusion: nodes become regions, each of which is one kernel.
 
 A *rule* proposes regions one after another.  A proposal is accepted if the target does not refuse
-the region, contracting its nodes makes no cycle, and they take no longer inside than outside.
+the region, none of its nodes is in another region, contracting them makes no cycle, and they take
+no longer inside than outside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from minidnn.fusion.collapse import NO_STACKS, Strategy
-from minidnn.fusion.region import Region
+from minidnn.fusion.region import MakeRegion, Region
 from minidnn.fusion.stacks import Groups, boundary
+from minidnn.fusion.target import Proposal, Rule
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.passes.infrastructure import Context, Fact, Pass
-
-MakeRegion = Callable[[Graph], Region]
-
-
-@dataclass(frozen=True, eq=False)
-class Proposal:
-    """Nodes that a rule would make one region of.
-
-    Attributes:
-        nodes: the nodes, in the graph's order.  They may include all nodes of regions that were
-            accepted before, which the new region then replaces.
-        make: makes the region of the graph of these nodes.
-        rewrite: what is done, as the list of rewrites says it.
-        about: the node whose note gives the reason if the proposal is not accepted.
-        apart: what is the case then, which the note begins with; nothing is noted without it.
-        inside: the predicted seconds of the nodes in the region.
-        outside: the predicted seconds of the nodes outside of it.
-    """
-
-    nodes: Sequence[Node]
-    make: MakeRegion
-    rewrite: str
-    about: Node
-    apart: str = ""
-    inside: float = 0.0
-    outside: float = 0.0
-
-
-Rule = Callable[[Groups, Context], Iterator[Proposal]]
-"""Yields proposals for the graph of the groups.  Once a proposal is accepted, its nodes are one
-group."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +48,9 @@ def fuse(graph: Graph, rule: Rule, context: Context) -> Graph:
     """The graph with a region for each proposal of a rule that is accepted."""
     groups = Groups(graph)
     chosen: dict[Node, _Contracted] = {}
-    for proposal in rule(groups, context):
+    for proposal in rule(groups, context.target):
         found = _contracted(graph, proposal.nodes, proposal.make)
-        reason = context.target.refuse_fusion(found.region) or _why_not(proposal, groups)
+        reason = context.target.refuse_fusion(found.region) or _why_not(proposal, groups, chosen)
         if reason is not None:
             if proposal.apart:
                 context.notes[proposal.about.name] = f"{proposal.apart}: {reason}"
@@ -91,8 +62,11 @@ def fuse(graph: Graph, rule: Rule, context: Context) -> Graph:
     return _replaced(graph, chosen)
 
 
-def _why_not(proposal: Proposal, groups: Groups) -> str | None:
+def _why_not(proposal: Proposal, groups: Groups, chosen: Mapping[Node, _Contracted]) -> str | None:
     """Why a region that the target can compute is not made; None if it is."""
+    for node in proposal.nodes:
+        if node in chosen and not {*chosen[node].nodes} <= {*proposal.nodes}:
+            return f"{node.name} is in another region"
     if not groups.can_merge(proposal.nodes):
         return "another path between them leads through other nodes"
     if proposal.inside > proposal.outside:

@@ -16,11 +16,12 @@ from minidnn.fusion.collapse import NO_STACKS, UNFUSED
 from minidnn.fusion.region import FusedContraction, FusedGradient, FusedSequence, FusedSums
 from minidnn.fusion.sequence import Schedule
 from minidnn.fusion.stacks import Groups, why_not_fusable
+from minidnn.fusion.target import Proposal, Target
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Contraction, Elementwise, Operator
 from minidnn.graph.operators import Add, Conv2dInputGradient, Formula, Reduce, Variance, View
-from minidnn.passes.fuse import Proposal, flat, fusion
+from minidnn.passes.fuse import flat, fusion
 from minidnn.passes.infrastructure import Context, Pass
 
 _COPY = Formula(argument(0), title="Copy")
@@ -267,7 +268,7 @@ FUSE_PLANE_REDUCTIONS = Pass(
 )
 
 
-def fuse_producers(groups: Groups, context: Context) -> Iterator[Proposal]:
+def fuse_producers(groups: Groups, target: Target) -> Iterator[Proposal]:
     """The producer of the gradient that a convolution's input gradient reads becomes its prologue.
 
     Where batch normalization follows a convolution, the gradient of the convolution's output is
@@ -327,7 +328,7 @@ FUSE_PRODUCERS = fusion(
 )
 
 
-def fuse_epilogue_reductions(groups: Groups, context: Context) -> Iterator[Proposal]:
+def fuse_epilogue_reductions(groups: Groups, target: Target) -> Iterator[Proposal]:
     """Sums over a contraction's result become an epilogue reduction of the contraction.
 
     In training these are the mean and the variance that batch normalization needs, and, in the
@@ -346,9 +347,6 @@ def fuse_epilogue_reductions(groups: Groups, context: Context) -> Iterator[Propo
             continue
         for producer in _made_by(groups.graph, node, node.op):
             apart = f"not computed by {producer.name}"
-            if not groups.is_single(producer):
-                context.notes[node.name] = f"{apart}: it computes another one"
-                continue
             is_gradient = isinstance(producer.op, Conv2dInputGradient)
             make = _flat_gradient if is_gradient else _flat_contraction
             rewrite = f"{producer.name} adds up {node.name}"

@@ -17,10 +17,10 @@ from itertools import pairwise
 
 from minidnn.fusion.rows import FusedRows, Role, RowShape, is_along_rows, is_column_sum, rows_of
 from minidnn.fusion.stacks import Groups, boundary
+from minidnn.fusion.target import Proposal, Target
 from minidnn.graph.ir import Constant, Graph, Node
 from minidnn.graph.operator import Reshaping
-from minidnn.passes.fuse import Proposal, fusion
-from minidnn.passes.infrastructure import Context
+from minidnn.passes.fuse import fusion
 
 MOST_VALUES = 16
 """Values in full rows that a region reads and writes at most."""
@@ -29,7 +29,7 @@ MOST_SUMS = 3
 that it computes."""
 
 
-def fuse_rows(groups: Groups, context: Context) -> Iterator[Proposal]:
+def fuse_rows(groups: Groups, target: Target) -> Iterator[Proposal]:
     """See the module."""
     for nodes in _Chains(groups).regions():
         yield Proposal(

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from minidnn.fusion.collapse import NO_STACKS
 from minidnn.fusion.region import FusedSums, is_spatial_sum, region_of_sum
 from minidnn.fusion.stacks import Groups, boundary, why_not_fusable
+from minidnn.fusion.target import Proposal, Target
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise, Operator
 from minidnn.graph.operators import Expand, Reduce, Variance, View
 from minidnn.graph.types import FLOATS, TensorType
-from minidnn.passes.fuse import Proposal, flat, fusion
+from minidnn.passes.fuse import flat, fusion
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.simplify import drop_dead
 
@@ -263,7 +264,7 @@ _MOST_SWEPT = 6
 """Tensors that a sweep of ``store_summed`` reads and writes."""
 
 
-def store_summed(groups: Groups, context: Context) -> Iterator[Proposal]:
+def store_summed(groups: Groups, target: Target) -> Iterator[Proposal]:
     """A value that is both stored and summed is computed in the sweep that sums it.
 
     In training this is the gradient of a residual sum: the backward pass of the normalization

@@ -8,11 +8,11 @@ import pytest
 
 from minidnn.fusion.region import FusedElements, Region
 from minidnn.fusion.stacks import Groups
-from minidnn.fusion.target import Target
+from minidnn.fusion.target import Proposal, Rule, Target
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node
 from minidnn.graph.trace import apply
-from minidnn.passes.fuse import Proposal, Rule, fuse, fusion
+from minidnn.passes.fuse import fuse, fusion
 from minidnn.passes.infrastructure import Context, run_passes
 from tests.passes.build import assert_same, graph_of, ops_of, relu
 
@@ -42,7 +42,7 @@ def proposal(nodes: Sequence[Node], apart: str = "by itself", outside: float = 0
     return Proposal(nodes, FusedElements, names, nodes[-1], apart, 0.0, outside)
 
 
-def grow(groups: Groups, context: Context) -> Iterator[Proposal]:
+def grow(groups: Groups, target: Target) -> Iterator[Proposal]:
     """Proposes each node with the region of the node before it, and else alone with that node."""
     nodes = list(groups.graph.nodes)
     begin = 0
@@ -80,7 +80,7 @@ def test_fuel_ends_between_two_proposals(fuel: int, sizes: list[int]) -> None:
 
 
 def test_nodes_with_another_path_between_them_stay_apart() -> None:
-    def ends(groups: Groups, context: Context) -> Iterator[Proposal]:
+    def ends(groups: Groups, target: Target) -> Iterator[Proposal]:
         first, _, last = groups.graph.nodes
         yield proposal([first, last])
         yield proposal([first, last], apart="")
@@ -98,7 +98,7 @@ def test_nodes_with_another_path_between_them_stay_apart() -> None:
 
 
 def test_what_takes_longer_inside_stays_outside() -> None:
-    def priced(groups: Groups, context: Context) -> Iterator[Proposal]:
+    def priced(groups: Groups, target: Target) -> Iterator[Proposal]:
         a, b, c, d = groups.graph.nodes
         yield Proposal([a, b], FusedElements, "", b, "outside", inside=2e-6, outside=1e-6)
         yield Proposal([c, d], FusedElements, "", d, "outside", inside=1e-6, outside=1e-6)
@@ -106,6 +106,17 @@ def test_what_takes_longer_inside_stays_outside() -> None:
     context = Context(Small())
     assert bodies(fused(chain(4), priced, context)) == [0, 0, 2]
     assert context.notes == {"relu.1": "outside: 2.0 us inside, 1.0 us outside"}
+
+
+def test_regions_do_not_overlap() -> None:
+    def overlapping(groups: Groups, target: Target) -> Iterator[Proposal]:
+        a, b, c, _ = groups.graph.nodes
+        yield proposal([a, b])
+        yield proposal([b, c])
+
+    context = Context(Small())
+    assert bodies(fused(chain(4), overlapping, context)) == [2, 0, 0]
+    assert context.notes == {"relu.2": "by itself: relu.1 is in another region"}
 
 
 def test_a_rule_as_a_pass_is_off_under_some_strategies() -> None:
