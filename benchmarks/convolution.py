@@ -31,8 +31,8 @@ from minidnn.backends.cpu.isa import Isa, usable_isa, usable_isas
 from minidnn.backends.cpu.machine import describe_machine, fma_kernel, measured_rates
 from minidnn.backends.cpu.stage import PrintedContraction, Workspace
 from minidnn.backends.cpu.tensor import tensor_of
-from minidnn.fusion.contraction import Parts
 from minidnn.fusion.operations import operation_of
+from minidnn.fusion.region import Parts
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.layout import PLANAR, blocked
 from minidnn.graph.operators import Add, Conv2d, ReLU

@@ -24,7 +24,7 @@ from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, P
 from minidnn.backends.cpu.isa import Isa, usable_isa, usable_isas
 from minidnn.backends.cpu.machine import STREAM_FLOATS, describe_machine, read_kernel
 from minidnn.backends.cpu.tensor import tensor_of
-from minidnn.fusion.contraction import Parts
+from minidnn.fusion.region import Parts
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.layout import PLANAR
 from minidnn.graph.operators import Linear

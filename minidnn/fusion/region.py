@@ -11,19 +11,21 @@ import numpy as np
 
 from minidnn._cached_property import cached_property
 from minidnn.fusion.interpret import interpret
+from minidnn.fusion.operations import Operation, operation_of
 from minidnn.fusion.plan import Binding, KernelPlan
 from minidnn.fusion.planning import build_plan
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, Value
-from minidnn.graph.operator import Contraction, Operator
+from minidnn.graph.operator import Contraction, Elementwise, Operator
 from minidnn.graph.operators import Conv2dInputGradient, LayerNorm, Reduce, Variance
 from minidnn.graph.types import TensorType
 
 __all__ = [
     *("CoreRegion", "FusedContraction", "FusedElements", "FusedGradient", "FusedNormalization"),
-    *("FusedSequence", "FusedSums", "MakeRegion", "Region"),
-    *("constants", "is_spatial_sum", "region_of_sum", "region_of_window"),
+    *("FusedSequence", "FusedSums", "MakeRegion", "Parts", "Region"),
+    *("constants", "is_spatial_sum", "parts_of", "region_of_sum", "region_of_window"),
+    "why_not_point_by_point",
 ]
 
 
@@ -195,6 +197,70 @@ class FusedContraction(CoreRegion):
     and variance of its result, over all axes but that of channels, may be further results."""
 
     CORES = (Contraction,)
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What the kernel of a contraction computes.
+
+    The prologue turns ``source`` into the contraction's operand 0, element by element; the epilogue
+    turns the contraction's result into ``result``, whose mean and variance over all axes but that
+    of channels may be results, too.  Prologue and epilogue are operations in order, over their
+    chain, vectors with one element per channel, and (the epilogue) further tensors.
+    """
+
+    node: Node
+    prologue: tuple[Operation, ...] = ()
+    epilogue: tuple[Operation, ...] = ()
+    #: Mean and variance of the result, if they are computed with it.
+    statistics: tuple[Value, ...] = ()
+
+    @property
+    def source(self) -> Value:
+        """The tensor that is read: the first operand of the prologue, or of the contraction."""
+        return self.prologue[0].operands[0] if self.prologue else self.node.inputs[0]
+
+    @property
+    def result(self) -> Value:
+        return self.epilogue[-1].output if self.epilogue else self.node.output
+
+    @property
+    def others(self) -> tuple[Value, ...]:
+        """The tensors that the epilogue reads beside the contraction's result."""
+        computed = {self.node.output, *(operation.output for operation in self.epilogue)}
+        read = (v for operation in self.epilogue for v in operation.operands)
+        return tuple(dict.fromkeys(v for v in read if v not in computed))
+
+    @property
+    def vectors(self) -> tuple[Value, ...]:
+        """The vectors over channels that prologue and epilogue read, in order."""
+        operations: Iterable[Operation] = (*self.prologue, *self.epilogue)
+        return tuple(dict.fromkeys(v.value for o in operations for v in o.vectors))
+
+
+def parts_of(node: Node) -> Parts:
+    """Returns the parts of a fused contraction, or of a contraction by itself."""
+    if isinstance(node.op, Contraction):
+        return Parts(node)
+    assert isinstance(node.op, FusedContraction)
+    region = node.op
+    prologue, epilogue = (
+        tuple(operation_of(inner, 0) for inner in nodes)
+        for nodes in (region.prologue, region.epilogue)
+    )
+    return Parts(region.core, prologue, epilogue, tuple(n.output for n in region.reductions))
+
+
+def why_not_point_by_point(contraction: Node, node: Node) -> str | None:
+    """Why a node is not computed element by element in float32 on the integer sums of a
+    contraction; None if it is."""
+    if not isinstance(node.op, Elementwise):
+        return f"{node.op.name} is a {node.op.kind} operator"
+    if node.output.shape != contraction.output.shape:
+        return "it changes the shape"
+    if node.op.computed_in([value.dtype for value in node.inputs]) != "float32":
+        return "it does not compute in float32"
+    return None
 
 
 @dataclass(frozen=True, eq=False)

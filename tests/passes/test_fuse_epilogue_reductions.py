@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minidnn.backends.cuda.target import CudaTarget
-from minidnn.fusion.contraction import parts_of
-from minidnn.fusion.region import FusedContraction, FusedGradient, FusedSums, Region
+from minidnn.fusion.region import FusedContraction, FusedGradient, FusedSums, Region, parts_of
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node, Value

@@ -10,8 +10,7 @@ from minidnn._cached_property import cached_property
 
 from ...cache import building_forbidden
 from ...errors import DeviceError, GraphError, UnsupportedError
-from ...fusion.contraction import parts_of
-from ...fusion.region import FusedContraction, FusedSequence
+from ...fusion.region import FusedContraction, FusedSequence, parts_of
 from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
 from ...graph import operators as ops

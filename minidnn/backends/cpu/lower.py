@@ -12,12 +12,12 @@ from functools import partial
 
 import numpy as np
 
-from ...fusion.contraction import parts_of
 from ...fusion.region import (
     FusedContraction,
     FusedNormalization,
     FusedSequence,
     FusedSums,
+    parts_of,
     region_of_window,
 )
 from ...graph.ir import Constant, Graph, Node, Value

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...fusion.contraction import parts_of
 from ...fusion.device import Device
-from ...fusion.region import FusedContraction, FusedNormalization, FusedSequence, FusedSums, Region
+from ...fusion.region import (
+    FusedContraction,
+    FusedNormalization,
+    FusedSequence,
+    FusedSums,
+    Region,
+    parts_of,
+)
 from ...fusion.stacks import mixes_floats, reads_otherwise
 from ...fusion.target import Target
 from ...graph.expression import argument, linearize

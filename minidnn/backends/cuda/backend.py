@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from ...errors import DeviceError, GraphError
-from ...fusion.contraction import parts_of
 from ...fusion.functions import LayerFunction
-from ...fusion.region import FusedContraction, FusedElements
+from ...fusion.region import FusedContraction, FusedElements, parts_of
 from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
 from ...gpu import cupy

@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import UnsupportedError
-from ...fusion.contraction import parts_of
 from ...fusion.functions import LayerFunction
 from ...fusion.region import (
     FusedContraction,
@@ -20,6 +19,7 @@ from ...fusion.region import (
     FusedGradient,
     FusedSequence,
     FusedSums,
+    parts_of,
     region_of_sum,
     region_of_window,
 )

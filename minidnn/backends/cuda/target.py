@@ -8,9 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...fusion.attention import FusedAttention, FusedAttentionGradient
-from ...fusion.contraction import why_not_point_by_point
 from ...fusion.functions import LayerFunction, LibraryFunction, LibraryFunctions
-from ...fusion.region import FusedContraction, FusedGradient, FusedSequence, FusedSums, Region
+from ...fusion.region import (
+    FusedContraction,
+    FusedGradient,
+    FusedSequence,
+    FusedSums,
+    Region,
+    why_not_point_by_point,
+)
 from ...fusion.rows import FusedRows
 from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target

@@ -24,7 +24,7 @@ from ...backends.cpu.execution.program import BoundKernel, NativeProgram, Operan
 from ...backends.cpu.isa import Isa, best_isa, usable_isa
 from ...backends.cpu.stage import PrintedContraction, Workspace
 from ...backends.cpu.tensor import Tensor, tensor_of
-from ...fusion.contraction import Parts
+from ...fusion.region import Parts
 from ...graph.ir import Constant, Node, Value
 from ...graph.layout import PLANAR, blocked
 from ...graph.operators import Conv2d

@@ -16,8 +16,8 @@ from minidnn.backends.cpu.execution.program import BoundKernel, NativeProgram, s
 from minidnn.backends.cpu.isa import Isa
 from minidnn.backends.cpu.stage import PrintedContraction, Workspace
 from minidnn.backends.cpu.tensor import Tensor, tensor_of
-from minidnn.fusion.contraction import Parts
 from minidnn.fusion.operations import operation_of
+from minidnn.fusion.region import Parts
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.layout import PLANAR, blocked
 from minidnn.graph.operator import Elementwise, Operator

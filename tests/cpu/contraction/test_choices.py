@@ -11,8 +11,8 @@ from minidnn.backends.cpu.contraction import why_unsupported
 from minidnn.backends.cpu.contraction.scheme import choose_tile, split_vectors, step_cycles
 from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
 from minidnn.backends.cpu.stage import PrintedContraction
-from minidnn.fusion.contraction import Parts
 from minidnn.fusion.operations import operation_of
+from minidnn.fusion.region import Parts
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.operators import Add, Conv2d, Linear, MaxPool2d, ReLU, ScaleShift
 from minidnn.graph.types import TensorType

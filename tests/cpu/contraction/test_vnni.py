@@ -17,8 +17,7 @@ from minidnn.backends.cpu import isa
 from minidnn.backends.cpu.contraction.problem import problem_of
 from minidnn.backends.cpu.contraction.vnni import VnniScheme, choose_vnni
 from minidnn.backends.cpu.tensor import tensor_of
-from minidnn.fusion.contraction import parts_of
-from minidnn.fusion.region import FusedContraction
+from minidnn.fusion.region import FusedContraction, parts_of
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate

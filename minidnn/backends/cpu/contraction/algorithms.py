@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from ....fusion.contraction import Parts
+from ....fusion.region import Parts
 from ....graph.ir import Node
 from ..isa import Isa
 from ..stage import PrintedContraction

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from ....fusion.contraction import Parts
+from ....fusion.region import Parts
 from ..isa import Isa
 from ..stage import PrintedContraction
 from .problem import Problem, gathered

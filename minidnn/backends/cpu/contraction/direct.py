@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
-from ....fusion.contraction import Parts
 from ....fusion.operations import Operation
+from ....fusion.region import Parts
 from ....graph.expression import argument, linearize
 from ....graph.ir import Constant, Value
 from ....graph.operators import Conv2d, Linear

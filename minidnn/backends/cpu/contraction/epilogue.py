@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ....fusion.contraction import Parts
 from ....fusion.operations import Operation
 from ....fusion.plan import chooses
+from ....fusion.region import Parts
 from ....graph.ir import Value
 from ....graph.quantization import before_rounding
 from ....graph.types import INT8_DTYPES

@@ -19,8 +19,7 @@ from math import prod
 
 import numpy as np
 
-from ....fusion.contraction import Parts, parts_of, why_not_point_by_point
-from ....fusion.region import FusedContraction
+from ....fusion.region import FusedContraction, Parts, parts_of, why_not_point_by_point
 from ....fusion.stacks import reads_otherwise
 from ....graph.ir import Constant, Graph, Node, Value
 from ....graph.operator import Contraction, is_integer_product

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from ....fusion.contraction import Parts
+from ....fusion.region import Parts
 from ....graph.ir import Constant, Value
 from ....graph.operators import Conv2d, Linear
 from ....graph.types import INT8_DTYPES

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ....fusion.contraction import Parts
+from ....fusion.region import Parts
 from ....graph.ir import Value
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource

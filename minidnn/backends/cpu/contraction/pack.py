@@ -7,7 +7,7 @@ prologue, not before it.
 
 from __future__ import annotations
 
-from ....fusion.contraction import Parts
+from ....fusion.region import Parts
 from ....graph.ir import Value
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from ....fusion.contraction import Parts
+from ....fusion.region import Parts
 from ....graph.ir import Value
 from ....graph.operator import is_integer_product
 from ....graph.operators import Conv2d, Linear

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from minidnn.fusion.contraction import Parts
+from minidnn.fusion.region import Parts
 from minidnn.graph.ir import Value
 from minidnn.graph.operators import Conv2d, Linear
 from minidnn.graph.types import INT8_DTYPES

@@ -18,7 +18,7 @@ from math import prod
 
 import numpy as np
 
-from ....fusion.contraction import Parts
+from ....fusion.region import Parts
 from ....graph.ir import Constant, Node
 from ....graph.operators import Linear, Transpose
 from ....graph.types import TensorType

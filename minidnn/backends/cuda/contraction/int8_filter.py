@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ....cudnn.graph.spec import ALIGNMENT
-from ....fusion.contraction import Parts
+from ....fusion.region import Parts
 from ....graph.ir import Constant
 from ....graph.operator import is_integer_product
 from ....graph.operators import Conv2d, Linear

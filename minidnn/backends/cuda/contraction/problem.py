@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ....cudnn.graph.spec import ALIGNMENT, TensorSpec
-from ....fusion.contraction import Parts, parts_of
-from ....fusion.region import FusedContraction
+from ....fusion.region import FusedContraction, Parts, parts_of
 from ....graph import operators as ops
 from ....graph.expression import Instruction, argument, linearize
 from ....graph.ir import Constant, Node, Value

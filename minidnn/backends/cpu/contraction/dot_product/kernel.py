@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from minidnn.fusion.contraction import Parts
+from minidnn.fusion.region import Parts
 
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from minidnn.fusion.contraction import Parts
+from minidnn.fusion.region import Parts
 from minidnn.graph.ir import Constant, Value
 from minidnn.runtime.arrays import to_bits
 

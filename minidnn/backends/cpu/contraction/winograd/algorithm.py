@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .....fusion.contraction import Parts
+from .....fusion.region import Parts
 from ....options import ACCURACIES
 from ...isa import Isa
 from ...stage import PrintedContraction

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .....fusion.contraction import Parts
+from .....fusion.region import Parts
 from .....graph.ir import Value
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
