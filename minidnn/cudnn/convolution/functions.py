@@ -38,6 +38,7 @@ from minidnn.cudnn.convolution.key import (
     Operation,
     check_shapes,
     geometry,
+    in_order,
     make_key,
 )
 from minidnn.cudnn.convolution.plan import ConvolutionPlan
@@ -94,8 +95,7 @@ def _plan(
             mode=mode, compute=compute, math=math, search=str(algorithm),
             deterministic=deterministic, workspace_limit=limit, fused=fused, device=device,
         )  # fmt: skip
-        inputs = {"forward": (x, w), "backward_data": (w, y), "backward_filter": (x, y)}
-        first, second = inputs[operation]
+        first, second, _ = in_order(operation, x, w, y)
         found = plan_for(full, (first.data.ptr, second.data.ptr))
         if key is not None:
             _warm.put(key, found)
