@@ -68,9 +68,14 @@ def _where(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
+def made_by(function: str, options: Mapping[str, Any]) -> Any:
+    """Calls a function, ``"package.module:function"``, with ``options``."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)(**options)
+
+
 def _make(target: str, options: Mapping[str, Any]) -> LoadedEngine:
-    module, _, function = target.partition(":")
-    engine = getattr(importlib.import_module(module), function)(**options)
+    engine = made_by(target, options)
     if not isinstance(engine, LoadedEngine):
         raise TypeError(f"{target} returned {type(engine).__name__}, not a LoadedEngine")
     return engine
