@@ -139,10 +139,10 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
 
     import minidnn as md
     from minidnn import compiler
-    from minidnn.backends.cuda import backend, captured, constants, functions, program
+    from minidnn.backends.cuda import backend, captured, constants, functions, lower, program
     from minidnn.backends.cuda.contraction import choice, tune
     from minidnn.cudnn import handle
-    from minidnn.cudnn.graph import engines, plan, planner
+    from minidnn.cudnn.graph import engines, planner
 
     cupy.zeros(1)
     cupy.cuda.get_current_stream().synchronize()
@@ -150,13 +150,13 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
     net.state_dict()  # draws the weights
     watch = Stopwatch()
     watch.wrap(compiler, "get_backend", "is there a device")
-    watch.wrap(compiler, "_graph", "graph")
+    watch.wrap(compiler, "graph_of", "graph")
     watch.wrap(compiler, "_precision", "precision")
     watch.wrap(backend.CudaBackend, "target", "figures of the device")
     watch.wrap(compiler, "make_plan", "plan")
     watch.wrap(compiler, "_check_supported", "what is supported")
     watch.wrap(compiler, "optimize", "passes")
-    watch.wrap(backend, "lower_plan", "lowering")
+    watch.wrap(lower, "lower_plan", "lowering")
     watch.wrap(constants, "_bits", "weights: folding, rounding, turning")
     watch.wrap(constants.Constants, "upload", "weights: waiting, copying")
     watch.wrap(functions, "compile_kernels", "NVRTC")
@@ -164,7 +164,7 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
     watch.wrap(functions, "_module", "loading modules")
     watch.wrap(functions, "load_launches", "kernels")
     watch.wrap(choice.Choice, "launches", "texts of contractions")
-    watch.wrap(backend, "CudaProgram", "program")
+    watch.wrap(program, "CudaProgram", "program")
     watch.wrap(program, "prepare", "preparing")
     watch.wrap(choice.Choice, "made", "choosing")
     watch.wrap(choice, "certain", "building ahead")
@@ -172,7 +172,7 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
     watch.wrap(choice, "core_of", "building what is remembered")
     watch.wrap(handle, "Handle", "handles")
     watch.wrap(planner, "_try", "building plans")
-    watch.wrap(plan, "execution_plan", lambda *given: f"engine {given[2].engine}")
+    watch.wrap(engines, "execution_plan", lambda *given: f"engine {given[2].engine}")
     watch.wrap(engines, "_configs", "heuristics")
     watch.wrap(engines, "_default_proposals", "default proposals")
     watch.wrap(tune, "scratch_addresses", "scratch memory")
