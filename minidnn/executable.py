@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from minidnn.runtime.plan import Plan
     from minidnn.runtime.store import Store
 
+__all__ = ["Executable"]
+
 
 class Executable:
     """A network compiled for a device and for one size of its inputs, as :func:`minidnn.compile`
