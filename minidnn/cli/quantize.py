@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from minidnn.cli.arguments import add_network, count, count_from_0
 from minidnn.cli.datasets import BUNDLED_HELP, is_bundled, split_folder
 from minidnn.cli.export import add_file, add_written, check_written, write
-from minidnn.cli.opening import add_weights, open_network
-from minidnn.cli.preparing import add_preparation
+from minidnn.cli.opening import open_network
+from minidnn.cli.preparing import add_preparation, add_weights
 
 if TYPE_CHECKING:
     from minidnn.cli.calibration_data import CalibrationData
