@@ -153,13 +153,12 @@ class Worker:
                 return {"part": part.number, "failed": self._died(part, before)}
             entry = self._compute(part)
             attempts.unlink(missing_ok=True)
+            return entry
         except OSError as error:
             reason = f"{error.filename or self.folder}: {error.strerror or error}"
-            return {"part": part.number, "failed": reason, "fatal": True}
         except (MiniDNNError, MemoryError) as error:
             reason = str(error) or type(error).__name__
-            return {"part": part.number, "failed": reason, "fatal": True}
-        return entry
+        return {"part": part.number, "failed": reason, "fatal": True}
 
     def _compute(self, part: FilePart) -> Entry:
         files = files_of(self.folder / LIST, part)
