@@ -30,6 +30,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -297,14 +298,6 @@ def child_memory(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def child_eager(options: argparse.Namespace) -> dict[str, Any]:
-    return eager(options, last=False)
-
-
-def child_eager_last(options: argparse.Namespace) -> dict[str, Any]:
-    return eager(options, last=True)
-
-
 def eager(options: argparse.Namespace, last: bool) -> dict[str, Any]:
     import torch
     import torchvision
@@ -396,11 +389,11 @@ def child_host(options: argparse.Namespace) -> dict[str, Any]:
 
 
 PARENTS = {"compile": compile_times, "memory": memory, "host": host}
-CHILDREN = {
+CHILDREN: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "compile": child_compile,
     "memory": child_memory,
-    "eager": child_eager,
-    "eager-last": child_eager_last,
+    "eager": partial(eager, last=False),
+    "eager-last": partial(eager, last=True),
     "host": child_host,
 }
 

@@ -23,6 +23,15 @@ def line(cells: Iterable[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def machine(on_gpu: bool) -> dict[str, str]:
+    """What a row says of where it was measured."""
+    if not on_gpu:
+        return {"machine": describe_machine().line()}
+    from minidnn.cudnn import machine
+
+    return {"machine": machine.device_name(0), "versions": machine.library_name()}
+
+
 class Results:
     """What was measured so far: records by part and name, written after each.
 
