@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, Self
 from minidnn.batch.files import FilePart, files_of
 from minidnn.batch.predictor import PicturePrediction, Predictor
 from minidnn.errors import MiniDNNError, UnsupportedError
+from minidnn.graph.registry import is_text
 
 #: Writes predictions that have values, with the named columns of them, to a file.
 Write = Callable[[Iterable[PicturePrediction], tuple[str, ...], BinaryIO], None]
@@ -337,16 +338,12 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _is_unicode(value: Any) -> bool:
-    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
-
-
 def _are_bad(value: Any) -> bool:
     """Whether a value is a list of files with the error of each."""
     return isinstance(value, list) and all(
         isinstance(record, dict)
         and record.keys() == {"file", "error"}
-        and all(map(_is_unicode, record.values()))
+        and all(map(is_text, record.values()))
         for record in value
     )
 
