@@ -53,7 +53,8 @@ def main() -> int:
                 assert engine is not None, "the first request makes the engine"
                 answer = _DO[request["do"]](engine, request)
         except BaseException as error:  # EngineProcess raises it
-            _answer(answers, {"error": f"{type(error).__name__}: {error}", "at": _where(error)})
+            at = "".join(traceback.format_exception(error))
+            _answer(answers, {"error": f"{type(error).__name__}: {error}", "at": at})
             return 1
         _answer(answers, answer)
     return 0
@@ -62,10 +63,6 @@ def main() -> int:
 def _answer(answers: TextIO, answer: Mapping[str, Any]) -> None:
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
-
-
-def _where(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
 
 
 def made_by(function: str, options: Mapping[str, Any]) -> Any:
