@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.figures import Results
+from benchmarks.figures import Results, line, markdown
 from minidnn.bench.measure import alternate
 from minidnn.bench.networks import BEYOND
 from minidnn.bench.peers import TORCH_MODES, load_inputs
@@ -103,20 +103,19 @@ def measure(name: str, batch: int, options: argparse.Namespace) -> dict[str, Any
     return {**compared(times, OWN), **about}
 
 
-def row(key: str, record: dict[str, Any]) -> str:
-    """A row of the table, as Markdown: milliseconds, and how much faster than PyTorch's best."""
+def row(key: str, record: dict[str, Any]) -> list[str]:
+    """A row of the table: milliseconds, and how much faster than PyTorch's best."""
     times, ratios = record["seconds"], record["ratio"]
     cells = [f"{1e3 * times[e]['value']:.4g}" if e in times else "" for e in (OWN, *TORCH_MODES)]
     if ratios:
         best = min(ratios, key=lambda engine: float(times[engine]["value"]))
         cells.append("{value:.2f} ({low:.2f} to {high:.2f})".format(**ratios[best]))
-    return f"| {key} | {' | '.join(cells)} |"
+    return [key, *cells]
 
 
 def table(part: Mapping[str, Any]) -> str:
     titles = ("network", *(f"{engine}, ms" for engine in (OWN, *TORCH_MODES)), "to PyTorch's best")
-    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
-    return "\n".join([*lines, *(row(key, record) for key, record in part.items())])
+    return markdown(titles, (row(key, record) for key, record in part.items()))
 
 
 def main() -> None:
@@ -139,7 +138,7 @@ def main() -> None:
             key = f"{name}, batch {batch}"
             if key not in part and time.monotonic() - begin < options.limit:
                 results.add(f"{options.threads} threads", key, measure(name, batch, options))
-                print(row(key, part[key]), flush=True)
+                print(line(row(key, part[key])), flush=True)
     print(f"\n{results.machine}\n\n{table(part)}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.figures import Results
+from benchmarks.figures import Results, markdown
 from benchmarks.line_plot import Panel, line_plot
 from minidnn.bench.results import interval
 
@@ -25,31 +25,33 @@ NAMES = {
 def tables(results: Results) -> str:
     """Every case: our time, the best peer's, and their ratio, with 95 % intervals; then all peers,
     each by the ratio in the turns that it took part in."""
-    lines = ["| chain | blocks | size | minidnn ms | best peer | ms | times faster | kernels |"]
-    lines.append("|---" * 8 + "|")
     cases: dict[tuple[Any, ...], list[Record]] = {}
     for record in results.part("compare").values():
         key = record["variant"], record["blocks"], tuple(record["shape"])
         cases.setdefault(key, []).append(record)
+    times = []
     for records in cases.values():
         record, peer = best_peer(records)
         rows = [record["engines"][name] for name in (OWN, peer)]
         own, other = (interval(record["seconds"][name], 1e3, 2) for name in (OWN, peer))
         gain = interval(record["ratio"][peer], 1.0, 2)
         kernels = " / ".join(str(row["about"].get("kernels")) for row in rows)
-        lines.append(f"{_begin(record)} {own} | {peer} | {other} | {gain} | {kernels} |")
-    lines += ["", "Times as long as minidnn, and the largest deviation from its output:", ""]
+        times.append([*_begin(record), own, peer, other, gain, kernels])
     engines = (n for records in cases.values() for r in records for n in r["engines"])
     names = [name for name in dict.fromkeys(engines) if name != OWN]
-    lines.append(f"| chain | blocks | size | {' | '.join(names)} | deviation |")
-    lines.append("|---" * (4 + len(names)) + "|")
+    ratios = []
     for records in cases.values():
         cells = dict.fromkeys(names, "")
         for record in records:
             cells |= {name: interval(found, 1.0, 1) for name, found in record["ratio"].items()}
         deviation = max(row["deviation"] for r in records for row in r["engines"].values())
-        lines.append(f"{_begin(records[0])} {' | '.join(cells.values())} | {deviation:.1e} |")
-    return "\n".join(lines)
+        ratios.append([*_begin(records[0]), *cells.values(), f"{deviation:.1e}"])
+    first = ("chain", "blocks", "size")
+    titles = (*first, "minidnn ms", "best peer", "ms", "times faster", "kernels")
+    note = "Times as long as minidnn, and the largest deviation from its output:"
+    return "\n\n".join(
+        [markdown(titles, times), note, markdown((*first, *names, "deviation"), ratios)]
+    )
 
 
 def best_peer(records: Sequence[Record]) -> tuple[Record, str]:
@@ -59,8 +61,8 @@ def best_peer(records: Sequence[Record]) -> tuple[Record, str]:
     return min(found, key=lambda one: float(one[0]["ratio"][one[1]]["value"]))
 
 
-def _begin(record: Record) -> str:
-    return f"| {record['variant']} | {record['blocks']} | {_size(record)} |"
+def _begin(record: Record) -> tuple[Any, ...]:
+    return record["variant"], record["blocks"], _size(record)
 
 
 def _size(record: Record) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import minidnn as md
+from benchmarks.figures import markdown
 from minidnn import models
 from minidnn.backends.cpu.backend import CpuProgram, builder
 from minidnn.backends.cpu.contraction import Question
@@ -103,19 +104,15 @@ def row_of(question: Question, measured: Measured, count: int) -> dict[str, Any]
 
 def table(results: list[dict[str, Any]]) -> str:
     """A line for each network and batch."""
-    lines = [
-        "| network | batch | ms by price | ms of the best | ratio | within 5 % | largest | |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    titles = ["network", "batch", "ms by price", "ms of the best", "ratio", "within 5 %", "largest"]
+    rows = []
     for result in results:
-        worst = result["worst"][0]
-        lines.append(
-            f"| {result['network']} | {result['batch']} | {1e3 * result['by_price']:.2f} | "
-            f"{1e3 * result['best']:.2f} | {result['by_price'] / result['best']:.3f} | "
-            f"{result['near']} of {result['problems']} | {worst['by_price'] / worst['best']:.2f} | "
-            f"{worst['problem']} |"
-        )
-    return "\n".join(lines)
+        by_price, best, worst = result["by_price"], result["best"], result["worst"][0]
+        cells = [result["network"], result["batch"]]
+        cells += [f"{1e3 * by_price:.2f}", f"{1e3 * best:.2f}", f"{by_price / best:.3f}"]
+        cells += [f"{result['near']} of {result['problems']}"]
+        rows.append([*cells, f"{worst['by_price'] / worst['best']:.2f}", worst["problem"]])
+    return markdown([*titles, ""], rows)
 
 
 def main() -> None:

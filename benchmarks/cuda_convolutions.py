@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.figures import markdown
 from minidnn.bench.results import commit
 from minidnn.measure import line_of
 
@@ -242,17 +243,17 @@ def cudnn(problem: Any) -> list[Any]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: of each layer the floor, our best kernel, and the best of cuDNN."""
-    lines = ["| layer | floor us | our best | us | cuDNN us |", "|---|---|---|---|---|"]
+    lines = []
     for row in rows:
         own = {k: v for k, v in row["ms"].items() if not k.startswith("cuDNN")}
         theirs = [v for k, v in row["ms"].items() if k.startswith("cuDNN")]
         layer = Layer(*(row[name] for name in Layer._fields))
         what = f"{layer}, batch {row['batch']}, {row['precision']}"
         best = min(own, key=lambda name: own[name], default="")
-        first = f"{best} | {1e3 * own[best]:.1f}" if own else "- | -"
+        first = [best, f"{1e3 * own[best]:.1f}"] if own else ["-", "-"]
         other = f"{1e3 * min(theirs):.1f}" if theirs else "-"
-        lines.append(f"| {what} | {1e3 * row['floor']:.1f} | {first} | {other} |")
-    return "\n".join(lines)
+        lines.append([what, f"{1e3 * row['floor']:.1f}", *first, other])
+    return markdown(["layer", "floor us", "our best", "us", "cuDNN us"], lines)
 
 
 if __name__ == "__main__":

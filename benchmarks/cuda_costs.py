@@ -30,6 +30,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -139,10 +140,10 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
 
     import minidnn as md
     from minidnn import compiler
-    from minidnn.backends.cuda import backend, captured, constants, functions, program
+    from minidnn.backends.cuda import backend, captured, constants, functions, lower, program
     from minidnn.backends.cuda.contraction import choice, tune
     from minidnn.cudnn import handle
-    from minidnn.cudnn.graph import engines, plan, planner
+    from minidnn.cudnn.graph import engines, planner
 
     cupy.zeros(1)
     cupy.cuda.get_current_stream().synchronize()
@@ -150,13 +151,13 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
     net.state_dict()  # draws the weights
     watch = Stopwatch()
     watch.wrap(compiler, "get_backend", "is there a device")
-    watch.wrap(compiler, "_graph", "graph")
+    watch.wrap(compiler, "graph_of", "graph")
     watch.wrap(compiler, "_precision", "precision")
     watch.wrap(backend.CudaBackend, "target", "figures of the device")
     watch.wrap(compiler, "make_plan", "plan")
     watch.wrap(compiler, "_check_supported", "what is supported")
     watch.wrap(compiler, "optimize", "passes")
-    watch.wrap(backend, "lower_plan", "lowering")
+    watch.wrap(lower, "lower_plan", "lowering")
     watch.wrap(constants, "_bits", "weights: folding, rounding, turning")
     watch.wrap(constants.Constants, "upload", "weights: waiting, copying")
     watch.wrap(functions, "compile_kernels", "NVRTC")
@@ -164,7 +165,7 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
     watch.wrap(functions, "_module", "loading modules")
     watch.wrap(functions, "load_launches", "kernels")
     watch.wrap(choice.Choice, "launches", "texts of contractions")
-    watch.wrap(backend, "CudaProgram", "program")
+    watch.wrap(program, "CudaProgram", "program")
     watch.wrap(program, "prepare", "preparing")
     watch.wrap(choice.Choice, "made", "choosing")
     watch.wrap(choice, "certain", "building ahead")
@@ -172,7 +173,7 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
     watch.wrap(choice, "core_of", "building what is remembered")
     watch.wrap(handle, "Handle", "handles")
     watch.wrap(planner, "_try", "building plans")
-    watch.wrap(plan, "execution_plan", lambda *given: f"engine {given[2].engine}")
+    watch.wrap(engines, "execution_plan", lambda *given: f"engine {given[2].engine}")
     watch.wrap(engines, "_configs", "heuristics")
     watch.wrap(engines, "_default_proposals", "default proposals")
     watch.wrap(tune, "scratch_addresses", "scratch memory")
@@ -297,14 +298,6 @@ def child_memory(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def child_eager(options: argparse.Namespace) -> dict[str, Any]:
-    return eager(options, last=False)
-
-
-def child_eager_last(options: argparse.Namespace) -> dict[str, Any]:
-    return eager(options, last=True)
-
-
 def eager(options: argparse.Namespace, last: bool) -> dict[str, Any]:
     import torch
     import torchvision
@@ -396,11 +389,11 @@ def child_host(options: argparse.Namespace) -> dict[str, Any]:
 
 
 PARENTS = {"compile": compile_times, "memory": memory, "host": host}
-CHILDREN = {
+CHILDREN: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "compile": child_compile,
     "memory": child_memory,
-    "eager": child_eager,
-    "eager-last": child_eager_last,
+    "eager": partial(eager, last=False),
+    "eager-last": partial(eager, last=True),
     "host": child_host,
 }
 

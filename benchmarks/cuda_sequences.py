@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chain_cases import with_minidnn, with_torch
+from benchmarks.figures import markdown
 from benchmarks.line_plot import Panel, line_plot
 from minidnn.measure import median, write_figures
 
@@ -94,7 +95,7 @@ def main() -> None:
     options = parser.parse_args()
     data = json.loads(options.results.read_text()) if options.results.exists() else {}
     if options.what == "report":
-        print(", ".join(data["machine"].values()), *report(data), sep="\n")
+        print(", ".join(data["machine"].values()), report(data), sep="\n")
         return
     data["machine"] = machine()
     part = data.setdefault(options.what, {})
@@ -278,34 +279,34 @@ CASES = {"single": single_cases, "chains": chain_cases, "strategies": strategy_c
 # Reports
 
 
-def report(data: dict[str, Any]) -> list[str]:
+def report(data: dict[str, Any]) -> str:
     """Tables in Markdown."""
-    lines = []
+    tables = []
     if "single" in data:
         columns = [f"{p}, {o}" for p in PRECISIONS for o in ("NCHW", "NHWC")]
-        lines += ["| share of the copy's rate | " + " | ".join(columns) + " |"]
-        lines.append("|---" * (1 + len(columns)) + "|")
+        rows = []
         for step in SINGLE:
             found = [data["single"].get(f"{step.name}, {column}") for column in columns]
-            cells = ["-" if one is None else _shares(one) for one in found]
-            lines.append(f"| {step.name} | " + " | ".join(cells) + " |")
+            rows.append([step.name, *("-" if one is None else _shares(one) for one in found)])
+        tables.append(markdown(["share of the copy's rate", *columns], rows))
     if "chains" in data:
         titles = ["chain", "minidnn ms", "torch.compile ms", "times", "kernels"]
         titles += ["in another run ms", "a call there ms"]
-        lines += ["", "| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+        rows = []
         for key, one in data["chains"].items():
             own, peer = one["ms"]["minidnn"], one["ms"]["torch.compile"]
             cells = [key, f"{own:.3f}", f"{peer:.3f}", f"{peer / own:.1f}", f"{one['kernels']}"]
             again = one.get("in another run", {"ms": {}})["ms"]
             cells += [f"{again[name]:.3f}" if name in again else "" for name in ("minidnn", "call")]
-            lines.append("| " + " | ".join(cells) + " |")
+            rows.append(cells)
+        tables.append(markdown(titles, rows))
     if "strategies" in data:
-        lines += ["", "| blocks | " + " | ".join(STRATEGIES) + " |"]
-        lines.append("|---" * (1 + len(STRATEGIES)) + "|")
-        for key, one in data["strategies"].items():
-            cells = [f"{one['ms'][s]:.3f} ({one['kernels'][s]})" for s in STRATEGIES]
-            lines.append(f"| {key.split()[0]} | " + " | ".join(cells) + " |")
-    return lines
+        rows = [
+            [key.split()[0], *(f"{one['ms'][s]:.3f} ({one['kernels'][s]})" for s in STRATEGIES)]
+            for key, one in data["strategies"].items()
+        ]
+        tables.append(markdown(["blocks", *STRATEGIES], rows))
+    return "\n\n".join(tables)
 
 
 def _shares(one: dict[str, Any]) -> str:

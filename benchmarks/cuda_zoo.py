@@ -50,7 +50,7 @@ from typing import Any, NoReturn
 
 from benchmarks.cuda_zoo_queue import Cell, Pool, Setting
 from minidnn import models
-from minidnn.bench.devices import PEERS, PRECISIONS
+from minidnn.bench.devices import PEERS, PRECISIONS, visible
 from minidnn.bench.engines import OWN
 from minidnn.bench.networks import BEYOND
 from minidnn.measure import line_of
@@ -205,12 +205,6 @@ def setting(options: argparse.Namespace, index: int, gpu: int) -> Setting:
         "TORCHINDUCTOR_COMPILE_THREADS": threads,
     }
     return Setting(tuple(command), environment, frozenset(cores) - set(kept), options.workers)
-
-
-def visible(gpu: int) -> str:
-    """The GPU of that number among those that this process may see."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return given.split(",")[gpu] if given else str(gpu)
 
 
 def arguments() -> argparse.Namespace:

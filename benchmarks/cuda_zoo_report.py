@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cuda_zoo import read, shown
+from benchmarks.figures import markdown
 from minidnn.bench.engines import OWN
 
 Cell = dict[str, Any]
@@ -53,31 +54,29 @@ def report(cells: Iterable[Cell]) -> str:
     stages: dict[tuple[str, int], list[Cell]] = {}
     for cell in last:
         stages.setdefault((cell["precision"], cell["batch"]), []).append(cell)
-    rows = ["| precision | batch | cells | geometric mean | least | under 1 | failed |"]
-    rows.append("|---|---|---|---|---|---|---|")
-    for (precision, batch), found in stages.items():
-        rows.append(f"| {precision} | {batch} | {summary(found)} |")
     every = [cell for found in stages.values() for cell in found]
-    rows.append(f"| all | | {summary(every)} |")
-    rows += [
-        "",
-        "| family | precision | batch | cells | geometric mean | least | under 1 | failed |",
+    whole = [[*stage, *summary(found)] for stage, found in stages.items()]
+    of_families = [
+        [family, *stage, *summary(some)]
+        for family in FAMILIES
+        for stage, found in stages.items()
+        if (some := [cell for cell in found if str(cell["network"]).startswith(family)])
     ]
-    rows.append("|" + "---|" * 8)
-    for family in FAMILIES:
-        for (precision, batch), found in stages.items():
-            some = [cell for cell in found if str(cell["network"]).startswith(family)]
-            rows += [f"| {family} | {precision} | {batch} | {summary(some)} |"] if some else []
     engines = list(dict.fromkeys(e for c in every for e in c["ms"]))
     titles = ["network", "precision", "batch", *engines, "ratio", "error", "peers' error", "commit"]
-    rows += ["", "| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    rows = []
     for found in stages.values():
         for cell in sorted(found, key=lambda c: str(c["network"])):
             times = [_ms(cell, engine) for engine in engines]
-            names = [cell["network"], cell["precision"], str(cell["batch"])]
-            texts = (*names, *times, _ratio_text(cell), *_errors(cell), cell["commit"][:7])
-            rows.append("| " + " | ".join(texts) + " |")
-    return "\n".join(rows)
+            names = [cell["network"], cell["precision"], cell["batch"]]
+            rows.append([*names, *times, _ratio_text(cell), *_errors(cell), cell["commit"][:7]])
+    stage = ["precision", "batch", "cells", "geometric mean", "least", "under 1", "failed"]
+    tables = [
+        markdown(stage, [*whole, ["all", "", *summary(every)]]),
+        markdown(["family", *stage], of_families),
+        markdown(titles, rows),
+    ]
+    return "\n\n".join(tables)
 
 
 def last_cells(cells: Iterable[Cell]) -> list[Cell]:
@@ -91,15 +90,15 @@ def ratio(cell: Cell) -> float | None:
     return min(peers) / cell["ms"][OWN] if OWN in cell["ms"] and peers else None
 
 
-def summary(cells: Sequence[Cell]) -> str:
+def summary(cells: Sequence[Cell]) -> list[object]:
     """Columns about some cells: how many, geometric mean, least, those under 1, what failed."""
     found = [(r, str(c["network"])) for c in cells if (r := ratio(c)) is not None]
     if not found:
-        return f"{len(cells)} | - | - | - | {_failures(cells)}"
+        return [len(cells), "-", "-", "-", _failures(cells)]
     mean = math.exp(sum(math.log(r) for r, _ in found) / len(found))
     least, name = min(found)
     under = sum(r < 1 for r, _ in found)
-    return f"{len(cells)} | {mean:.2f} | {least:.2f} ({name}) | {under} | {_failures(cells)}"
+    return [len(cells), f"{mean:.2f}", f"{least:.2f} ({name})", under, _failures(cells)]
 
 
 def _failures(cells: Sequence[Cell]) -> str:
@@ -134,12 +133,12 @@ def fusion(cells: Iterable[Cell]) -> str:
     titles = ["network", "precision", "batch", "layers, ms", "contractions, ms", "depth-first, ms"]
     titles += ["total gain", "time saved", "gain over contractions"]
     titles += ["optimisable before, ms", "after, ms", "gain", "contracting before, ms", "after, ms"]
-    rows = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    rows = []
     for cell in last_cells(cells):
         ms = cell["ms"]
-        names = f"{cell['network']} | {cell['precision']} | {cell['batch']}"
+        names = [cell["network"], cell["precision"], cell["batch"]]
         if not {before, between, OWN} <= set(ms):
-            rows.append(f"| {names} | {_failures([cell])} |" + " |" * (len(titles) - 4))
+            rows.append([*names, _failures([cell]), *[""] * (len(titles) - 4)])
             continue
         whole, apart, own = ms[before], ms[between], ms[OWN]
         texts = [f"{whole:.3f}", f"{apart:.3f}", f"{own:.3f}", f"{whole / own - 1:.1%}"]
@@ -150,8 +149,8 @@ def fusion(cells: Iterable[Cell]) -> str:
             texts += [f"{first:.3f}", f"{last:.3f}", gain, f"{first_rest:.3f}", f"{last_rest:.3f}"]
         else:
             texts += ["-"] * 5
-        rows.append(f"| {names} | " + " | ".join(texts) + " |")
-    return "\n".join(rows)
+        rows.append([*names, *texts])
+    return markdown(titles, rows)
 
 
 def _parts(cell: Cell, engine: str) -> tuple[float, float]:
@@ -163,18 +162,16 @@ def _parts(cell: Cell, engine: str) -> tuple[float, float]:
 def slowest(cells: Iterable[Cell], most: int, reasons: Mapping[str, str] | None = None) -> str:
     """Markdown: the slowest regions of each cell, beside their floors, and the reason for those in
     whose description a key of ``reasons`` stands."""
-    rows: list[str] = []
+    lines: list[str] = []
     for cell in cells:
         if (regions := cell.get("regions", {}).get(OWN)) is None:
             continue
         whole = 1e3 * (regions["contracting_ms"] + regions["other_ms"])
-        rows.append(
-            f"{cell['network']}, {cell['precision']}, batch {cell['batch']}: "
-            f"{regions['count']} regions, {whole:.0f} us one by one"
-        )
+        title = f"{cell['network']}, {cell['precision']}, batch {cell['batch']}: "
+        title += f"{regions['count']} regions, {whole:.0f} us one by one"
         titles = ["region", "output", "us", "share", "by bytes", "by operations", "reached", "how"]
         titles += ["why"] if reasons else []
-        rows += ["", "| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+        rows = []
         for region in regions["slowest"][:most]:
             floors = (region["bytes_us"], region["operations_us"])
             texts = [region["name"], "x".join(map(str, region["shape"])), f"{region['us']:.1f}"]
@@ -183,9 +180,9 @@ def slowest(cells: Iterable[Cell], most: int, reasons: Mapping[str, str] | None 
             if reasons:
                 found = (why for what, why in reasons.items() if what in region["what"])
                 texts.append(next(found, ""))
-            rows.append("| " + " | ".join(texts) + " |")
-        rows.append("")
-    return "\n".join(rows)
+            rows.append(texts)
+        lines += [title, "", markdown(titles, rows), ""]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

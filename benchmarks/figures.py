@@ -1,14 +1,35 @@
-"""Figures of a benchmark that is run in pieces, in a file of JSON beside the machine's name."""
+"""Figures of a benchmark that is run in pieces, in a file of JSON beside the machine's name, and
+tables of figures."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.measure import write_figures
+
+
+def markdown(titles: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A table in Markdown."""
+    titles = list(titles)
+    return "\n".join([line(titles), "|" + "---|" * len(titles), *map(line, rows)])
+
+
+def line(cells: Iterable[object]) -> str:
+    """A row of a table in Markdown."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def machine(on_gpu: bool) -> dict[str, str]:
+    """What a row says of where it was measured."""
+    if not on_gpu:
+        return {"machine": describe_machine().line()}
+    from minidnn.cudnn import machine
+
+    return {"machine": machine.device_name(0), "versions": machine.library_name()}
 
 
 class Results:

@@ -29,6 +29,7 @@ import numpy as np
 
 import minidnn as md
 from benchmarks.convolution import LEAST_QUIET, Peak, timed
+from benchmarks.figures import markdown
 from benchmarks.linear import READ_BYTES, Read
 from minidnn import models
 from minidnn.backends.cpu.backend import CpuProgram
@@ -223,10 +224,10 @@ def row_of(
     )
 
 
-def line(found: dict[str, Any]) -> str:
+def row(found: dict[str, Any]) -> tuple[str, ...]:
     """A network's row of the table."""
     parts = sorted(found["lost"].items(), key=lambda item: -item[1])
-    cells = (
+    return (
         found["network"],
         str(found["batch"]) + ("" if found["undisturbed"] else "*"),
         f"{found['peak'] / 1e9:.0f}",
@@ -236,7 +237,6 @@ def line(found: dict[str, Any]) -> str:
         f"{found['floor'] / found['seconds']:.2f}",
         ", ".join(f"{kind} {1e3 * seconds:.2f}" for kind, seconds in parts),
     )
-    return f"| {' | '.join(cells)} |"
 
 
 REASONS = {
@@ -255,31 +255,25 @@ def why(row: dict[str, Any]) -> str:
     return next((reason for name, reason in REASONS.items() if name in text), "")
 
 
-def far(results: Sequence[dict[str, Any]], count: int) -> list[str]:
+def far(results: Sequence[dict[str, Any]], count: int) -> list[list[str]]:
     """The regions that lose most time against their floors, as a part of their network's."""
     regions = [(found, row) for found in results for row in found["worst"]]
     worst = sorted(regions, key=lambda pair: float(pair[1]["lost"]), reverse=True)[:count]
     return [
-        f"| {found['network']}, {found['batch']} | {row['name']} | {row['text']} | "
-        f"{row['algorithm']} | {1e6 * row['seconds']:.0f} | {1e6 * row['floor']:.0f} | "
-        f"{row['bound']} | {100 * row['share']:.0f} % | {100 * row['lost']:.1f} % | {why(row)} |"
+        [f"{found['network']}, {found['batch']}", row["name"], row["text"], row["algorithm"],
+         f"{1e6 * row['seconds']:.0f}", f"{1e6 * row['floor']:.0f}", row["bound"],
+         f"{100 * row['share']:.0f} %", f"{100 * row['lost']:.1f} %", why(row)]
         for found, row in worst
-    ]
+    ]  # fmt: skip
 
 
 def tables(results: Sequence[dict[str, Any]], count: int) -> str:
-    lines = [
-        "| network | batch | peak, GFLOP/s | reading, GB/s | regions, ms | floor, ms | "
-        "floor / ms | lost, ms |",
-        "|---|---|---|---|---|---|---|---|",
-        *(line(found) for found in results),
-        "",
-        "| network, batch | region | what | algorithm | us | floor, us | bound | share | "
-        "lost of the network | why |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-        *far(results, count),
-    ]
-    return "\n".join(lines)
+    titles = ["network", "batch", "peak, GFLOP/s", "reading, GB/s", "regions, ms", "floor, ms"]
+    titles += ["floor / ms", "lost, ms"]
+    of_regions = ["network, batch", "region", "what", "algorithm", "us", "floor, us", "bound"]
+    of_regions += ["share", "lost of the network", "why"]
+    parts = [markdown(titles, map(row, results)), markdown(of_regions, far(results, count))]
+    return "\n\n".join(parts)
 
 
 def main() -> None:

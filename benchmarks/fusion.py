@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 import minidnn as md
+from benchmarks.figures import line, markdown
 from minidnn import models
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.compilers.kernels import compile_kernels
@@ -152,8 +153,8 @@ def _runs(exe: Executable, x: np.ndarray, seconds: float) -> int:
     return max(1, round(seconds / (time.perf_counter() - start)))
 
 
-def line(row: Mapping[str, Any]) -> str:
-    """A row of the table, as Markdown."""
+def cells_of(row: Mapping[str, Any]) -> list[str]:
+    """A row of the table."""
     times = row["seconds"]
     cells = [row["network"], str(row["batch"])]
     cells += [f"{1e3 * times[s]['value']:.2f}" for s in STRATEGIES]
@@ -165,8 +166,7 @@ def line(row: Mapping[str, Any]) -> str:
         f"{took - before} + {before}",
         f"{count('layers in stacks', 0)} in {count('stacks', 0)}",
     ]
-    cells += [f"{count('joins in place', 0)}", "yes" if row["same bits"] else "**no**"]
-    return f"| {' | '.join(cells)} |"
+    return [*cells, f"{count('joins in place', 0)}", "yes" if row["same bits"] else "**no**"]
 
 
 def table(rows: list[Any]) -> str:
@@ -176,8 +176,7 @@ def table(rows: list[Any]) -> str:
         "taken after + before", "in stacks", "joins in place", "same bits",
     )  # fmt: skip
     ordered = sorted(rows, key=lambda row: (row["batch"], NETWORKS.index(row["network"])))
-    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles), *map(line, ordered)]
-    return "\n".join(lines)
+    return markdown(titles, map(cells_of, ordered))
 
 
 def read(path: str | None, printing: bool) -> dict[str, Any]:
@@ -218,7 +217,7 @@ def main() -> None:
                 fill_cache(name, batch, options.threads)
             elif not there or options.again:
                 row = measure(name, batch, options.rounds, options.seconds, options.threads)
-                print(line(row), flush=True)
+                print(line(cells_of(row)), flush=True)
                 rows[:] = [r for r in rows if r not in there] + [row]
                 write(options.json, document)
     if options.table:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +38,9 @@ from typing import Any
 import numpy as np
 
 import minidnn as md
+from benchmarks.figures import machine
 from minidnn import models
+from minidnn.bench.devices import visible
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.results import commit
 from minidnn.bench.worker import LoadedEngine
@@ -128,17 +129,6 @@ def regions(trainer: md.Trainer) -> dict[str, float] | None:
     return parts
 
 
-def machine(on_gpu: bool) -> dict[str, str]:
-    """What a row says of where it was measured."""
-    if not on_gpu:
-        from minidnn.backends.cpu.machine import describe_machine
-
-        return {"machine": describe_machine().line()}
-    from minidnn.cudnn import machine
-
-    return {"machine": machine.device_name(0), "versions": machine.library_name()}
-
-
 # All strategies of a network
 
 
@@ -191,12 +181,6 @@ def of_batch(
 
 def _seconds(process: EngineProcess) -> float:
     return float(process.outputs()[0])
-
-
-def visible(gpu: int) -> str:
-    """The GPU of that number among those that this process may see."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return seen.split(",")[gpu] if seen else str(gpu)
 
 
 # All networks

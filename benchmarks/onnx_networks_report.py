@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.figures import markdown
 from benchmarks.report import Page, Section
-from benchmarks.report_tables import geometric_mean, markdown
+from benchmarks.report_tables import geometric_mean
 
 Row = Mapping[str, Any]
 

@@ -40,7 +40,7 @@ import torch
 from torch import nn
 
 import minidnn as md
-from benchmarks.figures import Results
+from benchmarks.figures import Results, line
 from benchmarks.optimize_report import row, table
 from minidnn import models
 from minidnn.bench.torchvision_models import models as torchvision
@@ -260,7 +260,7 @@ def main() -> None:
     for name in options.networks if not options.table else ():
         if time.monotonic() - begin < options.limit and name not in results.part(part):
             results.add(part, name, measure(name, options))
-            print(row(name, results.part(part)[name], "call"), flush=True)
+            print(line(row(name, results.part(part)[name], "call")), flush=True)
     print(table(results, part))
 
 

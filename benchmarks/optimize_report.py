@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.figures import Results
+from benchmarks.figures import Results, markdown
 
 
-def row(name: str, record: Mapping[str, Any], way: str) -> str:
-    """A row of the table, as Markdown."""
+def row(name: str, record: Mapping[str, Any], way: str) -> list[str]:
+    """A row of the table."""
     whole, halves = record["whole"][way], record.get("split", {}).get(way, {})
     cells = [name, _ms(whole, "zoo"), _ms(whole, "optimize"), _shown(whole, "optimize")]
     cells += [_ms(halves, "split") if halves else ""]
     for layer in ("layer", "in eager"):
         there = halves and layer in halves["seconds"]
         cells += [_ms(halves, layer), _shown(halves, layer)] if there else ["", ""]
-    return f"| {' | '.join(cells)} |"
+    return cells
 
 
 def _ms(figures: Mapping[str, Any], name: str) -> str:
@@ -30,10 +30,9 @@ def _shown(figures: Mapping[str, Any], name: str) -> str:
 def table(results: Results, part: str) -> str:
     titles = ["network", "zoo, ms", "optimize, ms", "ratio", "split, ms"]
     titles += ["layer, ms", "ratio", "in eager, ms", "ratio"]
-    head = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     records = results.part(part)
     lines = []
     for way in ("call", "latency"):
         rows = [row(name, one, way) for name, one in records.items() if way in one["whole"]]
-        lines += [f"{part}, {way}:", "", *head, *rows, ""] if rows else []
+        lines += [f"{part}, {way}:", "", markdown(titles, rows), ""] if rows else []
     return "\n".join(lines)

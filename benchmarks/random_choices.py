@@ -25,6 +25,7 @@ import numpy as np
 
 import minidnn as md
 from benchmarks.choices import row_of
+from benchmarks.figures import markdown
 from minidnn import layers as L
 from minidnn.backends.cpu.backend import CpuProgram, builder
 from minidnn.backends.cpu.contraction import Question, choose_by_price
@@ -119,27 +120,23 @@ def measure(random: np.random.Generator, given: argparse.Namespace) -> dict[str,
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """A line for each precision and kind, and one for all kinds."""
-    lines = [
-        "| precision | kind | shapes | within 3 % | 5 % | 10 % | mean | largest | "
-        "predicted, 90 % between |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    titles = ["precision", "kind", "shapes", "within 3 %", "5 %", "10 %", "mean", "largest"]
+    rows = []
     for result in results:
         kinds: dict[str, list[list[float]]] = result["kinds"]
         every = [pair for pairs in kinds.values() for pair in pairs]
         middle = median([error for _, error in every])
         for kind, pairs in {**kinds, "all": every}.items():
-            line = f"{result['precision']} | {kind} | {len(pairs)} | {_of_kind(pairs, middle)}"
-            lines.append(f"| {line} |")
-    return "\n".join(lines)
+            rows.append([result["precision"], kind, len(pairs), *_of_kind(pairs, middle)])
+    return markdown([*titles, "predicted, 90 % between"], rows)
 
 
-def _of_kind(pairs: Sequence[Sequence[float]], middle: float) -> str:
+def _of_kind(pairs: Sequence[Sequence[float]], middle: float) -> list[str]:
     ratios = [ratio for ratio, _ in pairs]
     near = [f"{100 * np.mean([r <= 1 + part for r in ratios]):.0f} %" for part in (0.03, 0.05, 0.1)]
     mean = exp(sum(map(log, ratios)) / len(ratios))
     low, high = np.quantile([error / middle for _, error in pairs], [0.05, 0.95])
-    return " | ".join([*near, f"{mean:.3f}", f"{max(ratios):.2f}", f"{low:.2f} and {high:.2f}"])
+    return [*near, f"{mean:.3f}", f"{max(ratios):.2f}", f"{low:.2f} and {high:.2f}"]
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.figures import markdown
 from benchmarks.random_choices import KINDS, draw
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
@@ -116,11 +117,8 @@ def measure(
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """A line for each precision, way to choose, direction and kind."""
-    lines = [
-        "| precision | chosen | direction | kind | problems | within 3 % | 5 % | 10 % | mean | "
-        "largest |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    titles = ["precision", "chosen", "direction", "kind", "problems", "within 3 %", "5 %", "10 %"]
+    rows = []
     for result in results:
         groups = {
             (direction, kind): pairs
@@ -134,11 +132,9 @@ def table(results: Sequence[dict[str, Any]]) -> str:
                 near = [np.mean([r <= 1 + part for r in ratios]) for part in (0.03, 0.05, 0.1)]
                 mean = exp(sum(map(log, ratios)) / len(ratios))
                 cells = [f"{100 * part:.0f} %" for part in near] + [f"{mean:.3f}"]
-                lines.append(
-                    f"| {result['precision']} | {way} | {direction} | {kind} | {len(ratios)} | "
-                    f"{' | '.join(cells)} | {max(ratios):.2f} |"
-                )
-    return "\n".join(lines)
+                names = [result["precision"], way, direction, kind, len(ratios)]
+                rows.append([*names, *cells, f"{max(ratios):.2f}"])
+    return markdown([*titles, "mean", "largest"], rows)
 
 
 def main() -> None:

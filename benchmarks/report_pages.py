@@ -338,7 +338,7 @@ PAGES = (
                 "Steps, chains and strategies",
                 "cuda_sequences_h200.json",
                 "python -m benchmarks.cuda_sequences single|chains|strategies FILE",
-                lambda figures: "\n".join(cuda_sequences.report(figures)),
+                cuda_sequences.report,
                 'A share in brackets is that of the fastest kernel that `tune="exhaustive"` '
                 "finds, where it is another.",
                 plot=lambda figures: cuda_sequences.plot(figures["strategies"]),

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.cuda_zoo_report import Cell, last_cells, ratio
+from benchmarks.figures import markdown
 from benchmarks.report import RESULTS, figures
 from minidnn.bench.engines import NAMES, OWN
 from minidnn.bench.results import failed, interval, to_svg
 
 Record = Mapping[str, Any]
-Rows = Iterable[Sequence[object]]
-
-
-def markdown(titles: Sequence[str], rows: Rows) -> str:
-    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
-    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.figures import Results
+from benchmarks.figures import Results, markdown
 from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.machine import measured_rates
 from minidnn.bench.engines import KINDS, OWN, Kind, chosen
@@ -143,8 +143,7 @@ def report(results: Results, networks: Sequence[str]) -> Iterator[str]:
         rates = {int(n): rate for n, rate in record["flops by threads"].items()}
         text = ", ".join(f"{n}: {rate / 1e9:.0f} GFLOP/s" for n, rate in sorted(rates.items()))
         yield f"multiply-adds, {isa}, by threads: {text} ({max(rates.values()) / rates[1]:.1f})\n"
-    yield f"| network | threads | {OWN}, ms | faster than 1 | {' | '.join(peers)} |"
-    yield "|" + "---|" * (4 + len(peers))
+    rows = []
     for network, records in part.items():
         one = records.get("1", {}).get("engines", {})
         for n, record in sorted(records.items(), key=lambda item: int(item[0])):
@@ -157,7 +156,9 @@ def report(results: Results, networks: Sequence[str]) -> Iterator[str]:
                 own = "" if found is None else _faster(one, engines, name)
                 text = text.format(**found["ratio"]) if found else text
                 cells.append(f"{text}; {own}" if own else text)
-            yield f"| {' | '.join(cells)} |"
+            rows.append(cells)
+    titles = ["network", "threads", f"{OWN}, ms", "faster than 1", *peers]
+    yield from markdown(titles, rows).splitlines()
 
 
 def _faster(one: dict[str, Any], engines: dict[str, Any], name: str) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import minidnn as md
+from benchmarks.figures import machine
 from minidnn import layers as L
 from minidnn import models
 from minidnn.bench.results import commit
@@ -112,7 +113,8 @@ def measured(name: str, given: argparse.Namespace) -> dict[str, Any]:
         take()
     found = interleaved(takes, given.rounds)
     losses = {tuple(loss for _, loss in found[f"fit {n}"]) for n in made}
-    row: dict[str, Any] = {**machine(given.device), "commit": given.commit, "network": name}
+    about = machine(given.device == "cuda")
+    row: dict[str, Any] = {**about, "commit": given.commit, "network": name}
     row |= {"batch": given.batch, "precision": given.precision, "same losses": len(losses) == 1}
     row["ms"] = {name: round(median(ms for ms, _ in some), 4) for name, some in found.items()}
     if given.device == "cuda":
@@ -142,16 +144,6 @@ def on_device(ours: md.Trainer, batches: list[tuple[Any, Any]]) -> float:
             after.synchronize()
             found.append(cupy.cuda.get_elapsed_time(before, after) / count)
     return median(found)
-
-
-def machine(device: str) -> dict[str, str]:
-    if device == "cuda":
-        from minidnn.cudnn import machine
-
-        return {"machine": machine.device_name(0), "versions": machine.library_name()}
-    from minidnn.backends.cpu.machine import describe_machine
-
-    return {"machine": describe_machine().line()}
 
 
 def main(arguments: list[str] | None = None) -> None:

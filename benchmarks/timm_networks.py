@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Results
+from benchmarks.figures import Results, line, markdown
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.worker import LoadedEngine
 from minidnn.measure import compared, interleaved
@@ -143,32 +143,31 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         return {"failed": str(error)[-2000:]}
 
 
-def row(name: str, record: dict[str, Any]) -> str:
-    """A row of the table, as Markdown."""
+def row(name: str, record: dict[str, Any]) -> list[str]:
+    """A row of the table."""
     family = {**NETWORKS, **KNOWN}[name]
     if "failed" in record:
-        return f"| {name} | {family} | failed: {record['failed'].splitlines()[0]:.200} |"
+        return [name, family, f"failed: {record['failed'].splitlines()[0]:.200}"]
     times = record["seconds"]
     taken = "whole" if record["whole"] else f"{record['parts']} parts"
     cells = [f"{1e3 * times[engine]['value']:.4g}" for engine in ("optimize", "eager")]
     shown = "{value:.2f} ({low:.2f} to {high:.2f})".format(**record["ratio"]["optimize"])
     cells += [shown, taken]
     cells += [f"{record[f'{engine}, error']:.1e}" for engine in ("optimize", "eager")]
-    return f"| {name} | {family} | {' | '.join(cells)} |"
+    return [name, family, *cells]
 
 
 def table(results: Results, part: str) -> str:
     titles = ["network", "family", "`optimize`, ms", "eager, ms", "ratio", "taken"]
     titles += ["error of `optimize`", "of eager"]
-    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     records = results.part(part)
-    lines += [row(name, records[name]) for name in (*NETWORKS, *KNOWN) if name in records]
+    rows = (row(name, records[name]) for name in (*NETWORKS, *KNOWN) if name in records)
     counted = [record for name, record in records.items() if name in NETWORKS]
     done = [record for record in counted if "seconds" in record]
     slower = [record for record in done if record["ratio"]["optimize"]["value"] > 1]
     whole = sum(record["whole"] for record in done)
-    lines += ["", f"{len(counted)} of {len(NETWORKS)}: {whole} whole, {len(slower)} slower"]
-    return "\n".join(lines)
+    note = f"{len(counted)} of {len(NETWORKS)}: {whole} whole, {len(slower)} slower"
+    return f"{markdown(titles, rows)}\n\n{note}"
 
 
 def main() -> None:
@@ -187,7 +186,7 @@ def main() -> None:
         if options.networks or name not in results.part(part):
             record = measure(name, options)
             results.add(part, name, record)
-            print(row(name, record), record.get("left", ""), sep="\n", flush=True)
+            print(line(row(name, record)), record.get("left", ""), sep="\n", flush=True)
     print(f"\n{results.machine}\n\n{table(results, part)}")
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from math import exp, log
 from typing import Any
 
+from benchmarks.figures import markdown
 from benchmarks.report import Page, Section
-from benchmarks.report_tables import known, markdown, paper
+from benchmarks.report_tables import known, paper
 
 Row = Mapping[str, Any]
 
@@ -21,51 +22,51 @@ def steps(rows: Sequence[Row]) -> str:
     for precision in dict.fromkeys(row["precision"] for row in rows):
         of = [row for row in rows if row["precision"] == precision]
         sides = ["minidnn", *(peer for peer in _PEERS if any(peer in row for row in of))]
-        lines += [
-            f"{precision}:",
-            "",
-            *_head("network", *(f"{side}, ms" for side in sides), "ratio"),
-        ]
+        titles = ["network", *(f"{side}, ms" for side in sides), "ratio"]
+        found = []
         for row in of:
             times = (f"{row[side]:.4g}" if side in row else "" for side in sides)
-            lines.append(_line(row["network"], *times, f"{row['ratio']:.3f}"))
+            found.append([row["network"], *times, f"{row['ratio']:.3f}"])
         mean = exp(sum(log(row["ratio"]) for row in of) / len(of))
-        lines += [_line("geometric mean", *[""] * len(sides), f"{mean:.3f}"), ""]
+        found.append(["geometric mean", *[""] * len(sides), f"{mean:.3f}"])
+        lines += [f"{precision}:", "", markdown(titles, found), ""]
     return "\n".join(lines)
 
 
 def memory(rows: Sequence[Row]) -> str:
     """Megabytes of steps at their peak."""
-    lines = _head("network", "batch", "precision", "limit", "minidnn, MB", "PyTorch, MB", "part")
+    titles = ["network", "batch", "precision", "limit", "minidnn, MB", "PyTorch, MB", "part"]
+    found = []
     for row in rows:
         ours, theirs = row["minidnn"]["peak"], row["torch"]["peak"]
         limit = f"{row['limit'] / 1e6:.0f} MB" if row.get("limit") else ""
         figures = (f"{ours / 1e6:.0f}", f"{theirs / 1e6:.0f}", f"{ours / theirs:.2f}")
-        lines.append(_line(row["network"], row["batch"], row["precision"], limit, *figures))
-    return "\n".join(lines)
+        found.append([row["network"], row["batch"], row["precision"], limit, *figures])
+    return markdown(titles, found)
 
 
 def ranks(rows: Sequence[Row]) -> str:
     """Images a second of several GPUs."""
-    lines = _head("network", "precision", "ranks", "batch of each", "alone", "together", "part")
+    titles = ["network", "precision", "ranks", "batch of each", "alone", "together", "part"]
+    found = []
     for row in rows:
         alone, both = row["images_per_second_alone"], row["images_per_second_together"]
         figures = (f"{alone:.0f}", f"{both:.0f}", f"{row['efficiency']:.3f}")
-        lines.append(_line(row["network"], row["precision"], row["ranks"], row["batch"], *figures))
-    return "\n".join(lines)
+        found.append([row["network"], row["precision"], row["ranks"], row["batch"], *figures])
+    return markdown(titles, found)
 
 
 def chains(rows: Sequence[Row]) -> str:
     """Milliseconds and megabytes of steps of the paper's chain."""
     titles = ("statistics", "blocks", "eager, ms", "torch.compile, ms", "minidnn, ms", "ratio")
-    lines = _head(*titles, "torch.compile, MB", "minidnn, MB")
+    found = []
     for row in rows:
         eager, best, ours = row["sides"].values()
         times = (f"{side['ms']:.3f}" for side in (eager, best, ours))
         ratio = f"{best['ms'] / ours['ms']:.2f}"
         bytes = (f"{side['MB']:.0f}" for side in (best, ours))
-        lines.append(_line(row["statistics"], row["blocks"], *times, ratio, *bytes))
-    return "\n".join(lines)
+        found.append([row["statistics"], row["blocks"], *times, ratio, *bytes])
+    return markdown([*titles, "torch.compile, MB", "minidnn, MB"], found)
 
 
 def launches(rows: Sequence[Row]) -> str:
@@ -128,26 +129,20 @@ def statistics(rows: Sequence[Row]) -> str:
     """Microseconds of convolutions with mean and variance of their results, and milliseconds of
     all 1x1 ones of a step."""
     ways = ("alone", "sweep", "added", "cudnn")
-    lines = _head("convolution", "precision", "times", *(f"{way}, us" for way in ways))
+    titles = ["convolution", "precision", "times", *(f"{way}, us" for way in ways)]
+    found = []
     totals: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         times = ("" if row[way] is None else f"{1e3 * row[way]:.1f}" for way in ways)
-        lines.append(_line(row["convolution"], row["precision"], row["count"], *times))
+        found.append([row["convolution"], row["precision"], row["count"], *times])
         sums = totals.setdefault((row["network"], row["precision"]), [0.0, 0.0])
         sums[0] += row["count"] * row["sweep"]
         sums[1] += row["count"] * min(row["sweep"], row["added"] or row["sweep"])
+    lines = [markdown(titles, found)]
     for (name, precision), (swept, chosen) in totals.items():
         text = f"{swept:.2f} ms with sweeps, {chosen:.2f} ms by the faster way."
         lines += ["", f"All of these in a step of {name}, {precision}: {text}"]
     return "\n".join(lines)
-
-
-def _head(*titles: str) -> list[str]:
-    return [_line(*titles), "|" + "---|" * len(titles)]
-
-
-def _line(*cells: Any) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 PAGE = Page(

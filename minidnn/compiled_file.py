@@ -61,10 +61,11 @@ def system() -> str:
     return f"{sys.platform}-{os.uname().machine}" if hasattr(os, "uname") else sys.platform
 
 
-def check_path(path: Any) -> None:
-    """GraphError if ``path`` is not a path."""
+def check_path(path: Any, function: str = "save") -> None:
+    """GraphError if the argument ``path`` of a function is not a path."""
     if not isinstance(path, (str, os.PathLike)):
-        raise GraphError(f"save: path={path!r:.80} is a {type(path).__name__}; valid is a path")
+        kind = type(path).__name__
+        raise GraphError(f"{function}: path={path!r:.80} is a {kind}; valid is a path")
 
 
 def is_compiled(path: str | os.PathLike[str]) -> bool:

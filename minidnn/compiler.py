@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, overload
 from weakref import ref
 
@@ -273,7 +272,9 @@ def _compile(
 ) -> Executable:
     """``mixed``: the graph's types say which values are in half precision.  ``is_ours``: the graph
     has no other owner, so that its arrays may be forgotten."""
-    method, limit, options = check_strategy(strategy), _check_fuel(plain(fuel)), plain(options)
+    method, limit, options = check_strategy(strategy), plain(fuel), plain(options)
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise GraphError(f"fuel={limit!r}; valid is a number of rewrites of at least 0, or None")
     if observe is not None and not callable(observe):
         raise GraphError(f"observe={observe!r:.80}; valid is a function of a pass and two graphs")
     if device is None:
@@ -313,7 +314,7 @@ def _compile(
         store.arrange(state.name for state in graph.states if state.name not in known)
     # A graph of the caller's is not kept alive: it still has its arrays, which may be large.
     kept = graph is network and not is_ours
-    source = ref(graph) if kept else partial(_itself, graph)
+    source: Callable[[], Graph | None] = ref(graph) if kept else lambda: graph
     rounded = computed is not graph and chosen != "float64"
     results = [value.dtype for value in graph.outputs] if rounded else None
     interface = interface_of(plan.graph)
@@ -321,10 +322,6 @@ def _compile(
     return Executable(
         interface, program, device, said, results, plan=plan, source=source, store=store
     )
-
-
-def _itself(graph: Graph) -> Graph:
-    return graph
 
 
 def unsupported_nodes(
@@ -422,12 +419,6 @@ def _computed(backend: Backend, graph: Graph, precision: str, told: bool) -> Gra
             stacklevel=4,
         )
     return in_dtype(graph, others, "float32")
-
-
-def _check_fuel(fuel: int | None) -> int | None:
-    if fuel is not None and (type(fuel) is not int or fuel < 0):
-        raise GraphError(f"fuel={fuel!r}; valid is a number of rewrites of at least 0, or None")
-    return fuel
 
 
 def _forget_constants(optimized: Graph, original: Graph, kept: bool) -> None:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from minidnn.runtime.plan import Plan
     from minidnn.runtime.store import Store
 
+__all__ = ["Executable"]
+
 
 class Executable:
     """A network compiled for a device and for one size of its inputs, as :func:`minidnn.compile`
@@ -329,7 +331,7 @@ class Executable:
         ordered = self.ordered(given, named)
         for value, array in zip(self.interface.inputs, ordered, strict=True):
             view, wrap = to_numpy(f"input {value.name!r}", array)
-            fitting = self._checked(value, view)
+            fitting = checked(f"input {value.name!r}", view, value.shape, self._dtype(value))
             arrays.append(to_bits(fitting, value.dtype) if self._takes_bits else fitting)
             wraps.append(wrap)
         return arrays, wraps[0] if wraps else lambda result: result
@@ -337,9 +339,6 @@ class Executable:
     def ordered(self, given: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         """The inputs in order, whether they were given by position or by name."""
         return self.interface.ordered(given, named)
-
-    def _checked(self, value: Endpoint, array: np.ndarray) -> np.ndarray:
-        return checked(f"input {value.name!r}", array, value.shape, self._dtype(value))
 
     def outputs_for(
         self, out: Any, shapes: Sequence[tuple[int, ...]] | None = None
@@ -363,8 +362,7 @@ class Executable:
         given = [out] if isinstance(out, np.ndarray) else list(out)
         if len(given) != len(values):
             raise GraphError(f"out gives {len(given)} arrays; valid are {len(values)}")
-        for i, (shape, array) in enumerate(zip(shapes, given, strict=True)):
-            dtype = dtypes[i]
+        for i, (shape, dtype, array) in enumerate(zip(shapes, dtypes, given, strict=True)):
             if (
                 not isinstance(array, np.ndarray)
                 or array.shape != shape
@@ -372,15 +370,11 @@ class Executable:
                 or not array.flags.c_contiguous
                 or not array.flags.writeable
             ):
-                described = (
-                    f"{array.dtype}{list(array.shape)}"
-                    if isinstance(array, np.ndarray)
-                    else type(array).__name__
-                )
-                if isinstance(array, np.ndarray) and not array.flags.writeable:
-                    described += ", read-only"
-                if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
-                    described += ", not C-contiguous"
+                described = type(array).__name__
+                if isinstance(array, np.ndarray):
+                    described = f"{array.dtype}{list(array.shape)}"
+                    described += "" if array.flags.writeable else ", read-only"
+                    described += "" if array.flags.c_contiguous else ", not C-contiguous"
                 raise GraphError(
                     f"out[{i}] is {described}; valid is a writable, C-contiguous NumPy array "
                     f"{dtype}{list(shape)}"
@@ -391,6 +385,14 @@ class Executable:
                         f"out[{j}] and out[{i}] share memory; valid are arrays that do not"
                     )
         return given
+
+
+def results_of(executable: Executable, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Runs an executable on NumPy arrays; returns its outputs in their order."""
+    outputs = executable(*inputs)
+    if isinstance(outputs, dict):
+        return list(outputs.values())
+    return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 
 def _stored(value: Endpoint) -> list[Any]:

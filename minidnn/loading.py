@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.compiled_file import CONSTANTS, CompiledFile
+from minidnn.compiled_file import CONSTANTS, CompiledFile, check_path
 from minidnn.dynamic.dim import Dim
 from minidnn.dynamic.loaded import BatchExecutable
 from minidnn.dynamic.split import RowWise
@@ -58,8 +58,7 @@ def load(
     >>> md.compile(net, (2, 3, 32, 32), device="cpu").save("net.mdx")
     >>> exe = md.load("net.mdx")
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise GraphError(f"load: path={path!r:.80} is a {type(path).__name__}; valid is a path")
+    check_path(path, "load")
     file = CompiledFile(path)
     try:
         return _executable(file, device, threads, check)

@@ -353,7 +353,8 @@ def _smallest(found: Sequence[Lifetime]) -> Arena:
     bound = peak_bytes(found)
     best: Arena | None = None
     for key in _ORDERS:
-        offsets = _place(sorted(found, key=key))
+        placed = Placed(len(found))  # each in the tightest gap
+        offsets = {life.value: placed.place(life) for life in sorted(found, key=key)}
         size = max((offsets[life.value] + life.bytes for life in found), default=0)
         if best is None or size < best.bytes:
             best = Arena(size, offsets, bound)
@@ -361,12 +362,6 @@ def _smallest(found: Sequence[Lifetime]) -> Arena:
             break
     assert best is not None
     return best
-
-
-def _place(order: Sequence[Lifetime]) -> dict[Value, int]:
-    """Places lifetimes in this order, each in the tightest gap; returns their offsets."""
-    placed = Placed(len(order))
-    return {life.value: placed.place(life) for life in order}
 
 
 class Placed:

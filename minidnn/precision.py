@@ -19,7 +19,7 @@ import numpy as np
 
 from minidnn.backends.backend import AUTO, Backend, check_inputs_and_outputs_fit, why_not_in
 from minidnn.errors import GraphError, OutOfMemoryError, UnsupportedError
-from minidnn.executable import Executable
+from minidnn.executable import Executable, results_of
 from minidnn.graph.ir import Graph
 from minidnn.graph.types import FLOATS, INT8_DTYPES, numpy_dtype
 from minidnn.measure import interleaved, median, ratio
@@ -278,14 +278,6 @@ _ROUNDS, _MOST_CALLS = (5, 25), 1000
 
 Clock = Callable[[int], float]
 """Returns the seconds of one call, averaged over so many in a row."""
-
-
-def results_of(executable: Executable, call: Call) -> list[np.ndarray]:
-    """The outputs of a call, in order."""
-    found = executable(*call)
-    if isinstance(found, dict):
-        found = tuple(found.values())
-    return [np.asarray(each) for each in (found if isinstance(found, tuple) else (found,))]
 
 
 def relative_errors(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from minidnn.compiled_file import CompiledFile, is_compiled
+from minidnn.compiled_file import CompiledFile, check_path, is_compiled
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.model import is_model, read_model
 from minidnn.preparation import Preparation, preparation_in
@@ -34,10 +34,7 @@ def load_preparation(path: str | os.PathLike[str]) -> Preparation | None:
     >>> md.save_graph(net, "net.safetensors", (2, 3, 32, 32), preparation=preparation)
     >>> assert md.load_preparation("net.safetensors") == preparation
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise GraphError(
-            f"load_preparation: path={path!r:.80} is a {type(path).__name__}; valid is a path"
-        )
+    check_path(path, "load_preparation")
     if is_model(path):
         return preparation_of_model(read_model(path))
     if is_compiled(path):

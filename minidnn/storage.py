@@ -142,8 +142,6 @@ def load_graph(path: str | os.PathLike[str]) -> Graph | SizedGraph:
 def _parse(text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except RecursionError:
-        raise GraphError("its JSON is nested too deep") from None
     except ValueError as error:
         raise GraphError(f"its graph is not valid JSON: {error}") from None
 

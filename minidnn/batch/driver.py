@@ -164,16 +164,16 @@ class Run:
             )
         matches = Found(self.pattern)
         with written_whole(self.folder / LIST) as file:
-            listed = write_list(matches, file)
-            if not listed.files:
+            count, sha256 = write_list(matches, file)
+            if not count:
                 raise BatchError(
                     f"--input {self.pattern} means no picture files ({matches.left:,} others are "
                     "there)"
                 )
-        header = {"job": self._job, "files": listed.files, "sha256": listed.sha256}
+        header = {"job": self._job, "files": count, "sha256": sha256}
         manifest.begin(header)
         others_left = f", {matches.left:,} other files are left alone" if matches.left else ""
-        say(f"{listed.files:,} files{others_left}")
+        say(f"{count:,} files{others_left}")
         return header
 
     def _differing(self, job: Mapping[str, Any]) -> str:

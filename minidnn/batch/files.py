@@ -231,9 +231,9 @@ class Found:
             if entry.is_folder:
                 if after - {len(parts)} and entry.is_entered:
                     yield from self._walk(files, entry.path, parts, after, known)
-            elif len(parts) not in after:
-                self.left += 1
-            elif known is None or os.path.splitext(entry.name)[1].lower() in known:
+            elif len(parts) in after and (
+                known is None or os.path.splitext(entry.name)[1].lower() in known
+            ):
                 yield entry.path
             else:
                 self.left += 1
@@ -299,23 +299,18 @@ class FilePart:
     end: int
 
 
-@dataclass(frozen=True)
-class Listed:
-    """The result of writing a list: how many files it has, and the SHA-256 of all lines."""
+def write_list(files: Iterable[str], file: BinaryIO) -> tuple[int, str]:
+    """Writes a list of files, one JSON string per line, which holds any characters of a name.
 
-    files: int
-    sha256: str
-
-
-def write_list(files: Iterable[str], file: BinaryIO) -> Listed:
-    """Writes a list of files, one JSON string per line, which holds any characters of a name."""
+    Returns how many files there are, and the SHA-256 of all lines.
+    """
     count, digest = 0, hashlib.sha256()
     for name in files:
         line = json.dumps(name).encode() + b"\n"
         digest.update(line)
         file.write(line)
         count += 1
-    return Listed(count, digest.hexdigest())
+    return count, digest.hexdigest()
 
 
 def parts_of(path: Path, size: int) -> tuple[list[FilePart], str]:

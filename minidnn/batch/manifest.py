@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, Self
 from minidnn.batch.files import FilePart, files_of
 from minidnn.batch.predictor import PicturePrediction, Predictor
 from minidnn.errors import MiniDNNError, UnsupportedError
+from minidnn.graph.registry import is_text
 
 #: Writes predictions that have values, with the named columns of them, to a file.
 Write = Callable[[Iterable[PicturePrediction], tuple[str, ...], BinaryIO], None]
@@ -153,13 +154,12 @@ class Worker:
                 return {"part": part.number, "failed": self._died(part, before)}
             entry = self._compute(part)
             attempts.unlink(missing_ok=True)
+            return entry
         except OSError as error:
             reason = f"{error.filename or self.folder}: {error.strerror or error}"
-            return {"part": part.number, "failed": reason, "fatal": True}
         except (MiniDNNError, MemoryError) as error:
             reason = str(error) or type(error).__name__
-            return {"part": part.number, "failed": reason, "fatal": True}
-        return entry
+        return {"part": part.number, "failed": reason, "fatal": True}
 
     def _compute(self, part: FilePart) -> Entry:
         files = files_of(self.folder / LIST, part)
@@ -338,16 +338,12 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _is_unicode(value: Any) -> bool:
-    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
-
-
 def _are_bad(value: Any) -> bool:
     """Whether a value is a list of files with the error of each."""
     return isinstance(value, list) and all(
         isinstance(record, dict)
         and record.keys() == {"file", "error"}
-        and all(map(_is_unicode, record.values()))
+        and all(map(is_text, record.values()))
         for record in value
     )
 

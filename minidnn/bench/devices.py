@@ -123,6 +123,12 @@ def cpu_bench(against: Sequence[str] | None) -> Cpu:
     return Cpu((KINDS[OWN], *chosen(against)), against is not None)
 
 
+def visible(gpu: int) -> str:
+    """The GPU of that number among those that this process may see."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",")[gpu] if given else str(gpu)
+
+
 @dataclass(frozen=True)
 class Gpu:
     """Measures predictions on one GPU: minidnn and PyTorch's modes, interleaved in one process.
@@ -208,10 +214,7 @@ class Gpu:
 
     def _environment(self) -> dict[str, str]:
         """Variables of the engines' process, which sees only this GPU, as its first."""
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return {
-            "CUDA_VISIBLE_DEVICES": visible.split(",")[self.index] if visible else str(self.index)
-        }
+        return {"CUDA_VISIBLE_DEVICES": visible(self.index)}
 
 
 def gpu_bench(device: str, against: Sequence[str] | None) -> Gpu:

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +22,7 @@ from minidnn.bench.engines import OWN, Kind
 from minidnn.bench.networks import Prepared
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.results import Record
-from minidnn.measure import DISTURBED, Estimate, median, orders, ratio, undisturbed
+from minidnn.measure import DISTURBED, median, orders, ratio, undisturbed
 
 log = logging.getLogger("minidnn.bench")
 
@@ -228,14 +228,10 @@ def deviation(output: np.ndarray, expected: np.ndarray) -> float | None:
 
 def times_of(seconds: Sequence[float], own: Sequence[float], name: str) -> Record:
     """The entries of a record for an engine's rounds; for a peer, with the ratio to minidnn's."""
-    record: dict[str, Any] = {"seconds": _plain(median(seconds)), "rounds": list(seconds)}
+    record: dict[str, Any] = {"seconds": asdict(median(seconds)), "rounds": list(seconds)}
     if name != OWN:
-        record["ratio"] = _plain(ratio(seconds, own))
+        record["ratio"] = asdict(ratio(seconds, own))
     return record
-
-
-def _plain(estimate: Estimate) -> dict[str, float]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
 def now() -> str:

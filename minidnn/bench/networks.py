@@ -10,7 +10,6 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 import minidnn as md
 from minidnn import models
 from minidnn.bench.process import EngineProcess
-from minidnn.bench.worker import LoadedEngine
+from minidnn.bench.worker import LoadedEngine, made_by
 from minidnn.errors import GraphError
 from minidnn.layers.calibration import calibrate_on_noise
 
@@ -223,8 +222,7 @@ def from_reference(
     network: str, options: Mapping[str, Any], inputs: str, expected: str
 ) -> LoadedEngine:
     """Writes the outputs of minidnn's reference; the returned engine does nothing."""
-    module, _, function = network.partition(":")
-    model = getattr(import_module(module), function)(**options)
+    model = made_by(network, options)
     with np.load(inputs) as arrays:
         x = arrays["x"]
     y = np.asarray(md.compile(model, x.shape, device="reference")(x))

@@ -10,7 +10,6 @@ processes, so that neither their time nor their memory counts.
 
 from __future__ import annotations
 
-import importlib
 import math
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import minidnn as md
-from minidnn.bench.worker import LoadedEngine
+from minidnn.bench.worker import LoadedEngine, made_by
 from minidnn.cache import forbid_builds
 
 TORCH_MODES = ("eager", "channels_last", "compile")
@@ -34,12 +33,6 @@ def load_inputs(path: str) -> list[np.ndarray]:
     """The arrays of an ``.npz`` file, in the order in which they were saved."""
     with np.load(path) as arrays:
         return [arrays[name] for name in arrays.files]
-
-
-def made_by(network: str, options: Mapping[str, Any]) -> Any:
-    """Calls the function ``network``, ``"package.module:function"``, with ``options``."""
-    module, _, function = network.partition(":")
-    return getattr(importlib.import_module(module), function)(**options)
 
 
 def onnxruntime(

@@ -153,7 +153,8 @@ class InterleavedSteps:
         self.takes: dict[str, Take] = {}
         self.about: dict[str, dict[str, Any]] = {}
         #: PyTorch's first loss in float32, to which the first loss of each engine is compared.
-        self._first = float(of_torch(_exact(case), last=False)())
+        exact = replace(case, precision="float32")
+        self._first = float(of_torch(exact, last=False)())
         for name in names:
             self.about[name] = self._make(name)
 
@@ -197,10 +198,6 @@ class InterleavedSteps:
         float(loss)
         self._case.wait()
         return (time.perf_counter() - begin) / count
-
-
-def _exact(case: TrainingCase) -> TrainingCase:
-    return replace(case, precision="float32")
 
 
 def steps(

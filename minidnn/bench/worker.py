@@ -53,7 +53,8 @@ def main() -> int:
                 assert engine is not None, "the first request makes the engine"
                 answer = _DO[request["do"]](engine, request)
         except BaseException as error:  # EngineProcess raises it
-            _answer(answers, {"error": f"{type(error).__name__}: {error}", "at": _where(error)})
+            at = "".join(traceback.format_exception(error))
+            _answer(answers, {"error": f"{type(error).__name__}: {error}", "at": at})
             return 1
         _answer(answers, answer)
     return 0
@@ -64,13 +65,14 @@ def _answer(answers: TextIO, answer: Mapping[str, Any]) -> None:
     answers.flush()
 
 
-def _where(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
+def made_by(function: str, options: Mapping[str, Any]) -> Any:
+    """Calls a function, ``"package.module:function"``, with ``options``."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)(**options)
 
 
 def _make(target: str, options: Mapping[str, Any]) -> LoadedEngine:
-    module, _, function = target.partition(":")
-    engine = getattr(importlib.import_module(module), function)(**options)
+    engine = made_by(target, options)
     if not isinstance(engine, LoadedEngine):
         raise TypeError(f"{target} returned {type(engine).__name__}, not a LoadedEngine")
     return engine

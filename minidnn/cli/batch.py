@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, count, count_from_0
-from minidnn.cli.preparing import PREFIX_HELP, WEIGHTS_HELP, add_crop, add_preparation
+from minidnn.cli.preparing import add_crop, add_preparation, add_weights
 
 if TYPE_CHECKING:
     from minidnn.batch import Predictor
@@ -50,13 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scores", action="store_true", help="the network's outputs instead of classes")
     add("--part", type=count, default=1000, metavar="FILES", help="in one file (1000)")
     model = parser.add_argument_group("model")
-    add = model.add_argument
-    add("--weights", default="default", help=WEIGHTS_HELP)
-    add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
-    add("--prefix", default="", help=PREFIX_HELP)
+    add_weights(model, "default")
     add_preparation(model)
     add_crop(model)
-    add("--batch", type=count, default=32, help="pictures at once (32)")
+    model.add_argument("--batch", type=count, default=32, help="pictures at once (32)")
     add_device(parser)
     workers = parser.add_argument_group("workers")
     add = workers.add_argument

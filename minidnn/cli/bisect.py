@@ -129,7 +129,7 @@ def _shake(network: Any, seed: int) -> None:
 def _runner(backend: Backend, precision: str, extras: Mapping[str, Any]) -> Run:
     """Makes the function that runs optimized graphs as ``minidnn.compile`` would: with a plan and
     its arena."""
-    from minidnn.executable import Executable
+    from minidnn.executable import Executable, results_of
     from minidnn.runtime.interface import interface_of
     from minidnn.runtime.plan import make_plan
 
@@ -137,9 +137,6 @@ def _runner(backend: Backend, precision: str, extras: Mapping[str, Any]) -> Run:
         plan = make_plan(graph, context)
         program = backend.compile(plan, precision, extras)
         interface = interface_of(plan.graph)
-        results = Executable(interface, program, backend.name, precision)(*inputs)
-        if isinstance(results, dict):
-            return list(results.values())
-        return list(results) if isinstance(results, tuple) else [results]
+        return results_of(Executable(interface, program, backend.name, precision), inputs)
 
     return run

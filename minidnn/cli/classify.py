@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, add_tune, count, precision_of, tune_of
-from minidnn.cli.preparing import PREFIX_HELP, RANDOM, WEIGHTS_HELP, add_crop, add_preparation
+from minidnn.cli.preparing import RANDOM, add_crop, add_preparation, add_weights
 from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
@@ -46,13 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a network of the zoo, an ONNX file, a graph file, or a compiled one (.mdx) "
         f"({DEFAULT_NETWORK})",
     )
-    add(
-        "--weights",
-        default="default",
-        help=WEIGHTS_HELP,
-    )
-    add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
-    add("--prefix", default="", help=PREFIX_HELP)
+    add_weights(parser, "default")
     add_preparation(parser)
     add_crop(parser)
     add("--top", type=count, default=5, help="classes per picture (5)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -142,13 +143,13 @@ def _inputs(named: str, module: Any, shapes: Sequence[tuple[int, ...]], seed: in
 def _document(found: Any) -> dict[str, Any]:
     def described(layer: Any) -> dict[str, Any]:
         # JSON has no infinity.
-        figures = {name: repr(getattr(layer, name)) for name in ("deviation", "original", "ours")}
+        figures = {name: getattr(layer, name) for name in ("deviation", "original", "ours")}
         return {
             "name": layer.name,
             "kind": layer.kind,
             "shape": list(layer.shape),
             "place": list(layer.place),
-            **{name: float(text) if _finite(text) else text for name, text in figures.items()},
+            **{name: x if math.isfinite(x) else repr(x) for name, x in figures.items()},
         }
 
     return {
@@ -160,7 +161,3 @@ def _document(found: Any) -> dict[str, Any]:
         "outputs": [described(layer) for layer in found.outputs],
         "layers": [described(layer) for layer in found.layers],
     }
-
-
-def _finite(text: str) -> bool:
-    return text.strip("-") not in ("inf", "nan")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
 from minidnn.errors import MiniDNNError
 
@@ -37,11 +38,7 @@ def run(options: argparse.Namespace) -> int:
         raise MiniDNNError(f"--packages {options.packages} goes with --install-ispc")
     findings = examine()
     if options.json:
-        listed = [
-            {"subject": f.subject, "state": f.state, "found": f.found, "advice": f.advice}
-            for f in findings
-        ]
-        print(json.dumps(listed, indent=1))
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         print(report(findings))
     return 1 if any(finding.state == BROKEN for finding in findings) else 0

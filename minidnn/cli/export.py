@@ -12,8 +12,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_network, add_tolerance, count
-from minidnn.cli.opening import add_weights, open_network
-from minidnn.cli.preparing import add_preparation
+from minidnn.cli.opening import open_network
+from minidnn.cli.preparing import add_preparation, add_weights
 from minidnn.errors import MiniDNNError
 
 if TYPE_CHECKING:

@@ -278,7 +278,8 @@ def _tune(options: argparse.Namespace) -> tuple[Any, str]:
         limit=options.limit,
     )
     document = asdict(tuning) | {"best": tuning.best, "loss": tuning.loss}
-    lines = [f"{len(tuning.tried)} tried, {tuning.refused} cannot run" + _again(tuning.remembered)]
+    again = ", as was measured earlier" if tuning.remembered else ""
+    lines = [f"{len(tuning.tried)} tried, {tuning.refused} cannot run{again}"]
     for cell in sorted(tuning.tried, key=lambda one: one.get("measured_seconds", 1e9)):
         block = "x".join(map(str, cell["block"]))
         parameters = " ".join(f"{name}={number}" for name, number in cell["parameters"].items())
@@ -290,10 +291,6 @@ def _tune(options: argparse.Namespace) -> tuple[Any, str]:
     choice = f"{tuning.loss:.2f} times as long" if tuning.loss else "not right"
     lines.append(f"the model's own choice is {choice}")
     return document, "\n".join(lines)
-
-
-def _again(remembered: bool) -> str:
-    return ", as was measured earlier" if remembered else ""
 
 
 def _replay(options: argparse.Namespace) -> tuple[Any, str]:
@@ -333,13 +330,9 @@ def _shapes(ladder: Ladder, options: argparse.Namespace) -> list[Any]:
         from minidnn import lab
         from minidnn.cli.networks import graph_of
 
-        arguments = {
-            "network": network,
-            "batch": options.batch,
-            "size": options.size,
-            "shape": None,
-        }
-        shapes += lab.network_shapes(ladder, graph_of(argparse.Namespace(**arguments)))
+        sizes = {"batch": options.batch, "size": options.size, "shape": None}
+        graph = graph_of(argparse.Namespace(network=network, **sizes))
+        shapes += lab.network_shapes(ladder, graph)
     for text in options.shape or ():
         if text == "all":
             shapes += ladder.shapes or [ladder.shape]

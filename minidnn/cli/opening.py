@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from minidnn.cli.preparing import DEFAULT, PREFIX_HELP, RANDOM, WEIGHTS_HELP
+from minidnn.cli.preparing import DEFAULT, RANDOM
 from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
@@ -43,14 +43,6 @@ class OpenedNetwork:
         graph = self.graph
         outputs = graph.outputs if isinstance(graph, Graph) else graph.interface.outputs
         return prod(outputs[0].shape[1:])
-
-
-def add_weights(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--weights``, ``--key`` and ``--prefix``."""
-    add = parser.add_argument
-    add("--weights", help=f"of a network of the zoo: {WEIGHTS_HELP} (that)")
-    add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
-    add("--prefix", default="", help=PREFIX_HELP)
 
 
 def open_network(options: argparse.Namespace, say: Say) -> OpenedNetwork:

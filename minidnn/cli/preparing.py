@@ -30,7 +30,6 @@ WEIGHTS_HELP = (
     "a file (.safetensors, .pth); torchvision's name of published weights, fetched once; "
     "default: the network's published ones; random"
 )
-PREFIX_HELP = "what the names of the weights begin with (module.)"
 
 
 def source_of(network: str, weights: str) -> str:
@@ -106,6 +105,16 @@ def _weights(
 NONE = "none"
 IMAGENET = "imagenet"
 _LONGEST_FILE = 16 << 20
+
+
+def add_weights(parser: argparse._ActionsContainer, default: str | None = None) -> None:
+    """Adds ``--weights``, ``--key`` and ``--prefix``; without a default NET may have weights of its
+    own."""
+    add = parser.add_argument
+    what = WEIGHTS_HELP if default else f"of a network of the zoo: {WEIGHTS_HELP} (that)"
+    add("--weights", default=default, help=what)
+    add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
+    add("--prefix", default="", help="what the names of the weights begin with (module.)")
 
 
 def add_preparation(parser: argparse._ActionsContainer) -> None:

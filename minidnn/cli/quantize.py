@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from minidnn.cli.arguments import add_network, count, count_from_0
 from minidnn.cli.datasets import BUNDLED_HELP, is_bundled, split_folder
 from minidnn.cli.export import add_file, add_written, check_written, write
-from minidnn.cli.opening import add_weights, open_network
-from minidnn.cli.preparing import add_preparation
+from minidnn.cli.opening import open_network
+from minidnn.cli.preparing import add_preparation, add_weights
 
 if TYPE_CHECKING:
     from minidnn.cli.calibration_data import CalibrationData
@@ -111,19 +111,15 @@ def _say(text: str) -> None:
 
 def _right(options: argparse.Namespace, graph: Graph, data: CalibrationData) -> int:
     """How many samples a network classifies correctly."""
-    import numpy as np
-
     import minidnn
     from minidnn.backends.cpu.compilers.process import terminal_progress
+    from minidnn.executable import results_of
 
     assert data.labels is not None
     program = minidnn.compile(graph, device=options.device)
     watch, right, done = terminal_progress(), 0, 0
     for numbers, arrays in data.batches(graph.inputs[0].shape[0]):
-        outputs = program(*arrays)
-        if isinstance(outputs, (dict, tuple)):
-            outputs = next(iter(outputs.values())) if isinstance(outputs, dict) else outputs[0]
-        scores = np.asarray(outputs).reshape(len(numbers), -1)
+        scores = results_of(program, arrays)[0].reshape(len(numbers), -1)
         new = min(len(numbers), data.count - done)  # the last batch is filled up
         right += int((scores[:new].argmax(1) == data.labels[numbers[:new]]).sum())
         done += new

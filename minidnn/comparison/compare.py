@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from minidnn.comparison.originals import (
 )
 from minidnn.compiler import compile as compile_network
 from minidnn.errors import GraphError
-from minidnn.executable import Executable
+from minidnn.executable import results_of
 from minidnn.frontends.onnx.model import is_model
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, Node
@@ -96,7 +96,7 @@ def compare(
     if not made.layers:
         raise GraphError("the model computes nothing of its inputs: there is no layer to compare")
     usual = compile_network(made.graph, **options)
-    pairs = zip(made.outputs, _run(usual, made.inputs), strict=True)
+    pairs = zip(made.outputs, results_of(usual, made.inputs), strict=True)
     outputs = [compared(name, "output", made.results[name], array) for name, array in pairs]
     layers = _layers(made, options)
     return Comparison(made.engine, usual.device, float(tolerance), layers, outputs)
@@ -106,19 +106,12 @@ def _layers(made: Original, options: Mapping[str, Any]) -> list[ComparedValue]:
     """Compares every layer, in a program of which all layers are outputs."""
     values = dict.fromkeys(value for _, _, value in made.layers)
     graph = Graph(made.graph.inputs, values, made.graph.nodes, made.graph.name)
-    results = dict(zip(values, _run(compile_network(graph, **options), made.inputs), strict=True))
+    computed = results_of(compile_network(graph, **options), made.inputs)
+    results = dict(zip(values, computed, strict=True))
     return [
         compared(name, kind, made.results[name], results[value])
         for name, kind, value in made.layers
     ]
-
-
-def _run(executable: Executable, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The outputs of an executable, in order."""
-    outputs = executable(*inputs)
-    if isinstance(outputs, dict):
-        return list(outputs.values())
-    return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 
 def quantized_original(model: Any, network: Any, inputs: Any, seed: int) -> Original:

@@ -8,7 +8,6 @@ the memory order follows from the strides.  An NHWC array ``a`` is passed as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from operator import index
 from typing import Any
 
@@ -182,11 +181,6 @@ def empty_like(array: Any, shape: Shape | None = None) -> Any:
     strides = tuple(stride // array.itemsize for stride in array.strides)
     have = layouts(array.shape, strides)
     return empty(shape or array.shape, array.dtype, have == (TensorFormat.CUDNN_TENSOR_NHWC,))
-
-
-def size(shape: Shape) -> int:
-    """Return the number of elements."""
-    return prod(shape)
 
 
 def check_inputs(**arrays: Any) -> None:

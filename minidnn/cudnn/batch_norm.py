@@ -10,10 +10,11 @@ Source: cuDNN, ``cudnnBatchNormalizationForwardInference``, ``...ForwardTraining
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 from minidnn.cudnn.activation import ActivationDescriptor
-from minidnn.cudnn.arrays import check_array, check_inputs, output, scalars, size
+from minidnn.cudnn.arrays import check_array, check_inputs, output, scalars
 from minidnn.cudnn.descriptor import Memo
 from minidnn.cudnn.dtypes import data_type, is_double
 from minidnn.cudnn.enums import BatchNormMode, BatchNormOps
@@ -51,8 +52,7 @@ def _parameters(x: Any, mode: BatchNormMode, **arrays: Any) -> int:
     dtype = "float64" if double else "float32"
     if x.ndim < 2:
         raise ArgumentError(f"x has shape {x.shape}; batch normalisation wants (N, C, ...)")
-    per_image = mode == PER_ACTIVATION
-    count = size(x.shape[1:]) if per_image else x.shape[1]
+    count = prod(x.shape[1:]) if mode == PER_ACTIVATION else x.shape[1]
     for name, array in arrays.items():
         if array is None:
             continue

@@ -66,7 +66,8 @@ class Dropout:
     """
 
     def __init__(self, ratio: float, seed: int = 0) -> None:
-        _check_ratio(ratio)
+        if not 0.0 <= ratio < 1.0:
+            raise ArgumentError(f"ratio={ratio} must be at least 0 and below 1")
         self.ratio, self.seed = float(ratio), int(seed)
         handle = current_handle()
         self._states = cupy().empty(states_size(), "uint8")
@@ -149,8 +150,3 @@ class Dropout:
                 f"reserve has {reserve.nbytes} bytes, but dropout of this array needs {need}, "
                 "contiguous"
             )
-
-
-def _check_ratio(ratio: float) -> None:
-    if not 0.0 <= ratio < 1.0:
-        raise ArgumentError(f"ratio={ratio} must be at least 0 and below 1")

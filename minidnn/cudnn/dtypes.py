@@ -27,13 +27,6 @@ BY_NAME: dict[str, DataType] = {
     "int64": DataType.CUDNN_DATA_INT64,
 }
 
-#: Data types whose innermost dimension is a vector of channels: element type and vector length.
-VECTORS: dict[DataType, tuple[DataType, int]] = {
-    DataType.CUDNN_DATA_INT8x4: (DataType.CUDNN_DATA_INT8, 4),
-    DataType.CUDNN_DATA_UINT8x4: (DataType.CUDNN_DATA_UINT8, 4),
-    DataType.CUDNN_DATA_INT8x32: (DataType.CUDNN_DATA_INT8, 32),
-}
-
 _COMPUTE: dict[DataType, DataType] = {
     DataType.CUDNN_DATA_DOUBLE: DataType.CUDNN_DATA_DOUBLE,
     DataType.CUDNN_DATA_INT8: DataType.CUDNN_DATA_INT32,

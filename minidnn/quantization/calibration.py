@@ -144,15 +144,11 @@ Choose = Callable[[Histogram, float], tuple[float, float]]
 def steps_of(low: float, high: float, dtype: str) -> Steps:
     """The scale and zero point for numbers from ``low`` to ``high``, a range with 0 in it: uint8
     covers the range, int8 the symmetric range around 0 that includes it."""
-    if dtype == "int8":
-        scale, zero = max(-low, high) / 127, 0
-    else:
-        scale = (high - low) / (LEVELS - 1)
-        zero = 0
+    is_signed = dtype == "int8"
+    scale = max(-low, high) / 127 if is_signed else (high - low) / (LEVELS - 1)
     least = float(np.finfo(np.float32).tiny)
     rounded = float(np.float32(max(scale, least)))
-    if dtype == "uint8":
-        zero = int(np.clip(np.rint(-low / rounded), 0, LEVELS - 1))
+    zero = 0 if is_signed else int(np.clip(np.rint(-low / rounded), 0, LEVELS - 1))
     return Steps(rounded, zero, dtype)
 
 

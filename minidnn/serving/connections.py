@@ -428,6 +428,7 @@ def _too_long(most: int) -> Fault:
 
 #: A content coding -> zlib's ``wbits`` for its format.
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+_CODINGS = ("gzip", "deflate")  # of answers, the preferred one first
 #: The bytes that are decompressed at once.
 _STEP_BYTES = 1 << 18
 LEAST_BYTES = 1024
@@ -479,7 +480,7 @@ def _window(rest: memoryview, coding: str) -> int:
 
 def accepted(accept_encoding: str | None) -> str | None:
     """The known coding that a client prefers, gzip on a tie; None if it accepts neither."""
-    choices: list[tuple[float, str]] = []
+    choices: list[tuple[float, int]] = []
     for offer in (accept_encoding or "").lower().split(",")[:20]:
         name, _, parameter = offer.partition(";")
         key, _, value = parameter.partition("=")
@@ -487,9 +488,9 @@ def accepted(accept_encoding: str | None) -> str | None:
             quality = float(value) if key.strip() == "q" else 1.0
         except ValueError:
             continue
-        if name.strip() in ("gzip", "deflate") and quality > 0:
-            choices.append((-quality, {"gzip": "0"}.get(name.strip(), "1")))
-    return ("gzip", "deflate")[int(min(choices)[1])] if choices else None
+        if name.strip() in _CODINGS and quality > 0:
+            choices.append((-quality, _CODINGS.index(name.strip())))
+    return _CODINGS[min(choices)[1]] if choices else None
 
 
 def packed(body: bytes, coding: str) -> bytes:

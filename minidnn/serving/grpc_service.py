@@ -21,7 +21,7 @@ from minidnn.errors import DeviceError
 from minidnn.serving import protocol
 from minidnn.serving.access import check_token
 from minidnn.serving.messages import SERVICE, message, raw_tensors
-from minidnn.serving.repository import INLINE_BYTES, Repository, call_now
+from minidnn.serving.repository import INLINE_BYTES, InWork, Repository, call_now
 from minidnn.serving.settings import Fault, Refusal, Settings, invalid
 from minidnn.serving.tensors import RequestTensor
 
@@ -223,7 +223,7 @@ class _Service:
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
-        self._in_work = 0
+        self._in_work = InWork(repository.settings.max_requests)
         plain: Mapping[str, Callable[[Any], Awaitable[Any]]] = {
             "ServerLive": self._live,
             "ServerReady": self._ready,
@@ -272,16 +272,8 @@ class _Service:
         return message("RepositoryModelUnloadResponse")()
 
     async def _infer(self, data: bytes) -> Any:
-        most = self._repository.settings.max_requests
-        if self._in_work >= most:
-            raise Fault(
-                Refusal.FULL, f"{most} requests are in work; valid are these: try again later"
-            )
-        self._in_work += 1
-        try:
+        with self._in_work.one_more():
             return await self._answer(data)
-        finally:
-            self._in_work -= 1
 
     async def _answer(self, data: bytes) -> Any:
         """Parses an inference request, serves it, and makes the response."""

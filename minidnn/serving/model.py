@@ -17,7 +17,7 @@ import numpy as np
 from minidnn.dynamic.dim import Dim
 from minidnn.dynamic.split import BatchPart, parts_of
 from minidnn.errors import UnsupportedError
-from minidnn.executable import Executable
+from minidnn.executable import Executable, results_of
 from minidnn.measure import interleaved
 from minidnn.preparation import Preparation, check_takes
 from minidnn.runtime.arrays import random_array
@@ -168,14 +168,6 @@ class ServedModel:
         for buffer in self._gathered:
             buffer[total:] = 0  # clears rows of earlier requests in the padding
         return self._gathered
-
-
-def results_of(executable: Executable, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Runs an executable; returns its outputs in their order."""
-    outputs = executable(*inputs)
-    if isinstance(outputs, dict):
-        outputs = tuple(outputs.values())
-    return [np.asarray(each) for each in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
 def load(source: Source, max_batch: int) -> ServedModel:

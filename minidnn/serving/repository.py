@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -220,6 +220,30 @@ class Batcher:
             self.meter.waited(ran.begun - request.arrived)
             if not request.future.done():  # the caller may have gone
                 request.future.set_result(result)
+
+
+class InWork:
+    """The requests of one protocol that are in work.
+
+    Args:
+        most: the most of them, which bounds memory.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._count = most, 0
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Counts a request during the block; Fault if there are too many."""
+        if self._count >= self._most:
+            raise Fault(
+                Refusal.FULL, f"{self._most} requests are in work; valid are these: try again later"
+            )
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
 
 
 Result = TypeVar("Result")

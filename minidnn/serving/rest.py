@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,7 +19,7 @@ from minidnn.serving.access import Gate
 from minidnn.serving.connections import LEAST_BYTES, Bodies, accepted, packed
 from minidnn.serving.documents import document, page_of
 from minidnn.serving.json_numbers import parsed
-from minidnn.serving.repository import INLINE_BYTES, Repository, call_now
+from minidnn.serving.repository import INLINE_BYTES, InWork, Repository, call_now
 from minidnn.serving.rest_infer import LENGTH, RestRequest, written
 from minidnn.serving.settings import Fault, Refusal
 
@@ -44,7 +43,7 @@ class _Rest:
         self._repository = repository
         self._settings = repository.settings
         self._bodies = Bodies(repository)
-        self._in_flight = 0
+        self._in_work = InWork(repository.settings.max_requests)
 
     def application(self) -> Starlette:
         """The application with its routes, access control and error handlers."""
@@ -127,7 +126,7 @@ class _Rest:
         """Loads or unloads the model of a path."""
         given = await self._document(request)
         protocol.check_change(given.get("parameters", {}))
-        async with self._one_more():
+        with self._in_work.one_more():
             await change(request.path_params["name"])
         return JSONResponse({})
 
@@ -138,7 +137,7 @@ class _Rest:
 
     async def _infer(self, request: Request) -> Response:
         body = await self._bodies.read(request)
-        async with self._one_more():
+        with self._in_work.one_more():
             return await _unless_gone(request, self._answer(request, body))
 
     async def _answer(self, request: Request, body: bytearray) -> Response:
@@ -174,20 +173,6 @@ class _Rest:
         size = sum(array.nbytes for _, array in answer.outputs)
         is_small = size <= (INLINE_BYTES >> 2 if coding is None else LEAST_BYTES >> 3)
         return await (call_now if is_small else self._repository.beside)(write)
-
-    @asynccontextmanager
-    async def _one_more(self) -> Any:
-        """Counts a request in work, which bounds memory; Fault if there are too many."""
-        most = self._settings.max_requests
-        if self._in_flight >= most:
-            raise Fault(
-                Refusal.FULL, f"{most} requests are in work; valid are these: try again later"
-            )
-        self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
 
 
 async def _unless_gone(request: Request, answer: Any) -> Response:

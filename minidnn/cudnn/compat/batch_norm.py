@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
+from math import prod
 from typing import Any, NamedTuple
 
 from minidnn.cudnn.arrays import Shape, check_array, packed_strides
@@ -56,10 +57,7 @@ def _describe(x: Any, is_for_conv2d: bool, mode: int, d_layout: int) -> _Describ
 
 def _check_parameters(about: _Described, mode: int, **arrays: Any) -> None:
     """Raise unless each array has as many elements as cuDNN will read or write."""
-    count = about.shape[1]
-    if mode == PER_ACTIVATION:
-        for extent in about.shape[2:]:
-            count *= extent
+    count = prod(about.shape[1:]) if mode == PER_ACTIVATION else about.shape[1]
     for name, array in arrays.items():
         check_array(name, array)
         if array.size != count:

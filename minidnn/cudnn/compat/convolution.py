@@ -22,6 +22,7 @@ from minidnn.cudnn.convolution.key import (
     TensorKey,
     check_shapes,
     geometry,
+    in_order,
 )
 from minidnn.cudnn.convolution.plan import ConvolutionPlan
 from minidnn.cudnn.descriptor import Memo
@@ -152,39 +153,22 @@ def _contiguous(array: Any) -> Any:
     return array if array.flags.c_contiguous else cupy().ascontiguousarray(array)
 
 
-def _plan(
-    operation: Operation,
-    x: Any,
-    w: Any,
-    y: Any,
-    pad: Shape,
-    stride: Shape,
-    dilation: Shape | None,
-    groups: int,
-    deterministic: bool,
-    auto_tune: bool,
-    tensor_core: str,
-    d_layout: int,
-    w_layout: int,
-) -> ConvolutionPlan:
-    """Return the plan: x, w, y are input, filter and output of the forward convolution."""
+def _plan(operation: Operation, x: Any, w: Any, y: Any, *settings: Any) -> ConvolutionPlan:
+    """Return the plan: x, w, y are input, filter and output of the forward convolution.
+
+    The settings are the further arguments of :func:`_key`.
+    """
     device = cupy().cuda.runtime.getDevice()
-    outputs = {"forward": y, "backward_data": x, "backward_filter": w}
-    check_contiguous(outputs[operation])
+    first, second, out = in_order(operation, x, w, y)
+    check_contiguous(out)
     key = (
-        operation, x.shape, x.dtype, w.shape, w.dtype, y.shape, y.dtype, pad, stride, dilation,
-        groups, deterministic, auto_tune, tensor_core, d_layout, w_layout, _max_workspace_size,
-        (x.data.ptr | w.data.ptr | y.data.ptr) & 15, device, x.data.device_id,
-        w.data.device_id, y.data.device_id,
+        operation, x.shape, x.dtype, w.shape, w.dtype, y.shape, y.dtype, settings,
+        _max_workspace_size, (x.data.ptr | w.data.ptr | y.data.ptr) & 15, device,
+        x.data.device_id, w.data.device_id, y.data.device_id,
     )  # fmt: skip
     found = _warm.get(key)
     if found is None:
-        full = _key(
-            operation, x, w, y, pad, stride, dilation, groups, deterministic, auto_tune,
-            tensor_core, d_layout, w_layout,
-        )  # fmt: skip
-        inputs = {"forward": (x, w), "backward_data": (w, y), "backward_filter": (x, y)}
-        first, second = inputs[operation]
+        full = _key(operation, x, w, y, *settings)
         found = _warm.put(key, plan_for(full, (first.data.ptr, second.data.ptr)))
         _warn_about_workspace(operation, found)
     return found

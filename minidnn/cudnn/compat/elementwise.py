@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from math import prod
 from typing import Any
 
 from minidnn.cudnn import library
@@ -75,11 +76,7 @@ def _softmax_descriptor(array: Any, axis: int) -> tuple[TensorDescriptor, Softma
     if not -array.ndim <= axis < array.ndim:
         raise ArgumentError(f"axis={axis} must lie in the array's {array.ndim} dimensions")
     axis %= array.ndim
-    outer = inner = 1
-    for extent in array.shape[:axis]:
-        outer *= extent
-    for extent in array.shape[axis + 1 :]:
-        inner *= extent
+    outer, inner = prod(array.shape[:axis]), prod(array.shape[axis + 1 :])
     center = array.shape[axis]
     mode = INSTANCE if center == 1 and inner == 1 else CHANNEL
     shape = (outer, center, inner, 1)

@@ -38,6 +38,7 @@ from minidnn.cudnn.convolution.key import (
     Operation,
     check_shapes,
     geometry,
+    in_order,
     make_key,
 )
 from minidnn.cudnn.convolution.plan import ConvolutionPlan
@@ -94,8 +95,7 @@ def _plan(
             mode=mode, compute=compute, math=math, search=str(algorithm),
             deterministic=deterministic, workspace_limit=limit, fused=fused, device=device,
         )  # fmt: skip
-        inputs = {"forward": (x, w), "backward_data": (w, y), "backward_filter": (x, y)}
-        first, second = inputs[operation]
+        first, second, _ = in_order(operation, x, w, y)
         found = plan_for(full, (first.data.ptr, second.data.ptr))
         if key is not None:
             _warm.put(key, found)
@@ -157,9 +157,7 @@ def forward(
     """
     if y is None:
         _refuse_beta("y", beta)
-        _check_pair("x", x, "w", w)
-        window = geometry(max(1, x.ndim - 2), padding, stride, dilation)
-        y = empty(check_shapes(x.shape, w.shape, None, window, groups), x.dtype, _is_nhwc(x, w))
+        y = _new_output(x, w, padding, stride, dilation, groups)
     found = _plan(
         "forward", x, w, y, padding, stride, dilation, groups, mode, compute, math, algorithm,
         deterministic, workspace_limit,
@@ -274,6 +272,13 @@ def _check_pair(first: str, one: Any, second: str, other: Any) -> None:
         )
 
 
+def _new_output(x: Any, w: Any, padding: Any, stride: Any, dilation: Any, groups: int) -> Any:
+    """Return memory for the output of a forward convolution, in the layout of ``x``."""
+    _check_pair("x", x, "w", w)
+    window = geometry(max(1, x.ndim - 2), padding, stride, dilation)
+    return empty(check_shapes(x.shape, w.shape, None, window, groups), x.dtype, _is_nhwc(x, w))
+
+
 def _refuse_beta(name: str, beta: float) -> None:
     if beta != 0:
         raise ArgumentError(f"beta={beta} adds to {name}, so {name} must be given")
@@ -326,9 +331,7 @@ def bias_activation_forward(
             "after the convolution"
         )
     if y is None:
-        _check_pair("x", x, "w", w)
-        window = geometry(max(1, x.ndim - 2), padding, stride, dilation)
-        y = empty(check_shapes(x.shape, w.shape, None, window, groups), x.dtype, _is_nhwc(x, w))
+        y = _new_output(x, w, padding, stride, dilation, groups)
     if activation == IDENTITY and algorithm in ("heuristic", "find", "find_ex"):
         algorithm = int(PRECOMP_GEMM)
     plan = _plan(

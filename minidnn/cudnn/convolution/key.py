@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from minidnn.cudnn.arrays import (
     Shape,
@@ -24,7 +24,17 @@ from minidnn.cudnn.tensor import filter_layouts
 Operation = Literal["forward", "backward_data", "backward_filter"]
 NCHW = TensorFormat.CUDNN_TENSOR_NCHW
 NHWC = TensorFormat.CUDNN_TENSOR_NHWC
+T = TypeVar("T")
 INTEGERS = (DataType.CUDNN_DATA_INT8, DataType.CUDNN_DATA_UINT8)
+
+
+def in_order(operation: Operation, x: T, w: T, y: T) -> tuple[T, T, T]:
+    """Return the three in the operation's order: first input, second input, output."""
+    if operation == "forward":
+        return x, w, y
+    if operation == "backward_data":
+        return w, y, x
+    return x, y, w
 
 
 class TensorKey(NamedTuple):
@@ -216,8 +226,7 @@ def make_key(
     given = geometry(max(1, x.ndim - 2), padding, stride, dilation)
     check_shapes(x.shape, w.shape, y.shape, given, groups)
     check_dtypes(x, w, y)
-    written = {"forward": ("y", y), "backward_data": ("x", x), "backward_filter": ("w", w)}
-    check_writable(*written[operation])
+    check_writable(*in_order(operation, ("x", x), ("w", w), ("y", y))[2])
     prefer = _common_layout(x, w, y)
     if x.ndim == 3:  # cuDNN has no 1-d convolution: a second dimension of extent 1
         given = Geometry((*given.padding, 0), (*given.stride, 1), (*given.dilation, 1))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from minidnn.cudnn import library
 from minidnn.cudnn.arrays import Shape
-from minidnn.cudnn.convolution.key import ConvolutionKey
+from minidnn.cudnn.convolution.key import ConvolutionKey, in_order
 from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.dtypes import (
     DOUBLE_ONE,
@@ -162,34 +162,23 @@ class Functions(NamedTuple):
     algorithm: type[Any]
 
 
+def _functions(name: str, algorithm: type[Any]) -> Functions:
+    """Return the functions of the operation that cuDNN calls ``name``."""
+    return Functions(
+        f"cudnnConvolution{name}",
+        f"cudnnGetConvolution{name}Algorithm_v7",
+        f"cudnnFindConvolution{name}Algorithm",
+        f"cudnnFindConvolution{name}AlgorithmEx",
+        f"cudnnGetConvolution{name}AlgorithmMaxCount",
+        f"cudnnGetConvolution{name}WorkspaceSize",
+        algorithm,
+    )
+
+
 FUNCTIONS: dict[str, Functions] = {
-    "forward": Functions(
-        "cudnnConvolutionForward",
-        "cudnnGetConvolutionForwardAlgorithm_v7",
-        "cudnnFindConvolutionForwardAlgorithm",
-        "cudnnFindConvolutionForwardAlgorithmEx",
-        "cudnnGetConvolutionForwardAlgorithmMaxCount",
-        "cudnnGetConvolutionForwardWorkspaceSize",
-        ConvolutionFwdAlgo,
-    ),
-    "backward_data": Functions(
-        "cudnnConvolutionBackwardData",
-        "cudnnGetConvolutionBackwardDataAlgorithm_v7",
-        "cudnnFindConvolutionBackwardDataAlgorithm",
-        "cudnnFindConvolutionBackwardDataAlgorithmEx",
-        "cudnnGetConvolutionBackwardDataAlgorithmMaxCount",
-        "cudnnGetConvolutionBackwardDataWorkspaceSize",
-        ConvolutionBwdDataAlgo,
-    ),
-    "backward_filter": Functions(
-        "cudnnConvolutionBackwardFilter",
-        "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
-        "cudnnFindConvolutionBackwardFilterAlgorithm",
-        "cudnnFindConvolutionBackwardFilterAlgorithmEx",
-        "cudnnGetConvolutionBackwardFilterAlgorithmMaxCount",
-        "cudnnGetConvolutionBackwardFilterWorkspaceSize",
-        ConvolutionBwdFilterAlgo,
-    ),
+    "forward": _functions("Forward", ConvolutionFwdAlgo),
+    "backward_data": _functions("BackwardData", ConvolutionBwdDataAlgo),
+    "backward_filter": _functions("BackwardFilter", ConvolutionBwdFilterAlgo),
 }
 
 
@@ -226,11 +215,7 @@ class Problem:
 
     def in_order(self, x: T, w: T, y: T) -> tuple[T, T, T]:
         """Return the three in the operation's order: first input, second input, output."""
-        if self.key.operation == "forward":
-            return x, w, y
-        if self.key.operation == "backward_data":
-            return w, y, x
-        return x, y, w
+        return in_order(self.key.operation, x, w, y)
 
     def operands(self) -> tuple[int, int, int]:
         """Return the descriptors of first input, second input and output."""

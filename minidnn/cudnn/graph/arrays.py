@@ -89,11 +89,7 @@ def _from_interface(interface: dict[str, Any]) -> View:
     if interface.get("strides"):
         strides = tuple(stride // size for stride in interface["strides"])
     else:
-        steps, step = [], 1
-        for length in reversed(shape):
-            steps.append(step)
-            step *= length
-        strides = tuple(reversed(steps))
+        strides = packed_strides(shape)
     return View(interface["data"][0], shape, strides, dtype, None)
 
 

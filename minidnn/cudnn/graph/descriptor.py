@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -49,14 +49,6 @@ def counts() -> tuple[int, int]:
     created = created_descriptors().get(_KIND, 0)
     return created, created - live_descriptors().get(_KIND, 0)
 
-
-class Fraction(ctypes.Structure):
-    """``cudnnFraction_t``, the element of attributes of type ``CUDNN_TYPE_FRACTION``."""
-
-    _fields_ = (("numerator", ctypes.c_int64), ("denominator", ctypes.c_int64))
-
-
-_ELEMENT[AttributeType.CUDNN_TYPE_FRACTION] = Fraction
 
 _FEW = 16
 """The number of descriptors that are created first where cuDNN does not tell how many it will fill.
@@ -200,8 +192,3 @@ class BackendDescriptor:
     def __repr__(self) -> str:
         state = "closed" if self.pointer is None else f"at {self.pointer:#x}"
         return f"<{self.type.name} {state}>"
-
-
-def ints(values: Sequence[int]) -> tuple[int, ...]:
-    """The values as plain integers (NumPy's do not pass through ctypes)."""
-    return tuple(int(value) for value in values)

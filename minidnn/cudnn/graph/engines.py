@@ -11,7 +11,7 @@ from minidnn.cudnn.graph.attributes import Attribute as A
 from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.device import Target
 from minidnn.cudnn.graph.enums import AttributeType as T
-from minidnn.cudnn.graph.enums import BehaviorNote, HeuristicMode, KnobType, NumericalNote
+from minidnn.cudnn.graph.enums import BehaviorNote, HeuristicMode, NumericalNote
 from minidnn.cudnn.graph.enums import DescriptorType as D
 from minidnn.cudnn.graph.spec import Constraints, Convolution, GraphSpec
 
@@ -246,23 +246,6 @@ def engine(graph: BackendDescriptor, target: Target, index: int) -> BackendDescr
     if target.properties is not None:
         made.set(A.CUDNN_ATTR_ENGINE_DEVICEPROP, descriptor, target.properties)
     return made.finalize()
-
-
-def knob_ranges(graph: BackendDescriptor, target: Target, index: int) -> dict[KnobType, range]:
-    """The knobs of an engine and the values that each may take."""
-    ranges = {}
-    with engine(graph, target, index) as made:
-        infos = made.get_descriptors(
-            A.CUDNN_ATTR_ENGINE_KNOB_INFO, D.CUDNN_BACKEND_KNOB_INFO_DESCRIPTOR, _MOST_KNOBS
-        )
-        for info in infos:
-            with info:
-                kind = info.get(A.CUDNN_ATTR_KNOB_INFO_TYPE, T.CUDNN_TYPE_KNOB_TYPE)[0]
-                low = info.get(A.CUDNN_ATTR_KNOB_INFO_MINIMUM_VALUE, T.CUDNN_TYPE_INT64)[0]
-                high = info.get(A.CUDNN_ATTR_KNOB_INFO_MAXIMUM_VALUE, T.CUDNN_TYPE_INT64)[0]
-                step = info.get(A.CUDNN_ATTR_KNOB_INFO_STRIDE, T.CUDNN_TYPE_INT64)[0]
-                ranges[KnobType(kind)] = range(low, high + 1, max(step, 1))
-    return ranges
 
 
 def compiles(graph: BackendDescriptor, target: Target, config: EngineConfig) -> bool:

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from minidnn.cudnn.errors import CuDNNError
@@ -185,29 +185,17 @@ def _replay(contestant: Contestant, once: float, stream: Any) -> _Replay:
 
 def _repeated(run: Run, count: int, stream: Any) -> Run:
     """A function that enqueues the runs: as one CUDA graph, or one by one where capture fails."""
-    try:
-        return _captured(run, count, stream)
-    except (CuDNNError, cupy().cuda.runtime.CUDARuntimeError) as error:
-        log.info("a contestant is timed without a CUDA graph, since capture failed: %s", error)
 
-    def start() -> None:
-        for _ in range(count):
-            run()
-
-    return start
-
-
-def _captured(run: Run, count: int, stream: Any) -> Run:
     def enqueue() -> None:
         for _ in range(count):
             run()
 
-    graph = capture(stream, enqueue)
-
-    def start() -> None:
-        graph.launch(stream)
-
-    return start
+    try:
+        graph = capture(stream, enqueue)
+    except (CuDNNError, cupy().cuda.runtime.CUDARuntimeError) as error:
+        log.info("a contestant is timed without a CUDA graph, since capture failed: %s", error)
+        return enqueue
+    return partial(graph.launch, stream)
 
 
 def _timed(replay: _Replay, stream: Any) -> float:
