@@ -6,21 +6,15 @@ Pointers are values, workspace and constants here; :mod:`.execution.bind` gives 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-
-import numpy as np
+from collections.abc import Container, Sequence
+from dataclasses import replace
 
 from ...fusion.region import (
     FusedContraction,
-    FusedNormalization,
-    FusedSequence,
-    FusedSums,
     parts_of,
     region_of_window,
 )
-from ...graph.ir import Constant, Graph, Node, Value
+from ...graph.ir import Node, Value
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed, is_integer_product
 from ...graph.operators import (
     AdaptiveAvgPool2d,
@@ -38,11 +32,10 @@ from ...graph.operators import (
     Softmax,
     SumOverRanks,
 )
-from ...graph.types import INT8_DTYPES, ITEMSIZE, TensorType
-from ...kernels.ops import lower, move, region
+from ...graph.types import TensorType
+from ...kernels.ops import lower, move
 from ...kernels.ops.pitched import Pitched
 from ...memory import ALIGNMENT, Annotations
-from ...runtime.arrays import to_bits
 from ...runtime.plan import Plan
 from .contraction import (
     Choose,
@@ -54,8 +47,15 @@ from .contraction import (
     why_not_in_blocks,
 )
 from .contraction.gradients import print_gradient
-from .execution.bind import Pointer, Task
-from .execution.packing import Packed, PackedVectors, data_of
+from .execution.bind import (
+    Pointer,
+    Task,
+    bound_stages,
+    pointer_to,
+    shaped_task,
+    tasks_of_stages,
+    with_packing,
+)
 from .execution.program import HostSum
 from .isa import Isa
 from .one_image import one_image
@@ -63,27 +63,23 @@ from .operators.copies import copied, needs_copies, print_conversion, print_copy
 from .operators.kernels import (
     SCHEDULE,
     Shaped,
-    is_flat,
     print_broadcast,
-    print_flat,
-    print_for_any_size,
     shaped,
 )
-from .operators.layer_norm import print_channel_norm, print_layer_norm
+from .operators.layer_norm import print_layer_norm
 from .operators.matmul import (
     print_linear,
     print_matmul,
     print_matmul_of_integers,
     reads_weight_unpacked,
 )
-from .operators.pooling import print_adaptive, print_byte_window
+from .operators.pooling import print_adaptive
 from .operators.reduce import print_argmax, print_reduce
 from .operators.softmax import print_softmax
-from .operators.sums import print_sums
-from .sequences.sequence import print_sequence
+from .regions import REGION_KERNELS, LoweringContext, tasks_of_sequence
 from .sequences.transpose import is_reorder, print_reorder
-from .stage import PrintedContraction, Staged, Workspace
-from .tensor import ELEMENTS, Tensor, tensor_of
+from .stage import Staged, Workspace
+from .tensor import ELEMENTS, Tensor
 
 
 def lower_plan(
@@ -137,26 +133,8 @@ def _tile_batch(
     ]
 
 
-@dataclass(frozen=True)
-class _Lowering:
-    """Lowers the nodes of a plan.
-
-    ``images`` is how often the plan is run to compute the whole batch: once, or for each image of a
-    group.  With ``any_size`` kernels serve any spatial size, where there are such kernels.
-    """
-
-    plan: Plan
-    isa: Isa
-    threads: int
-    accuracy: str
-    choose: Choose
-    images: int = 1
-    any_size: bool = False
-
-    def tensor(self, value: Value) -> Tensor:
-        """The layout and strides of a value in memory; a constant is NCHW."""
-        buffer = self.plan.annotations.within(value).buffer
-        return tensor_of(value.type, self.plan.layout(value), buffer.type)
+class _Lowering(LoweringContext):
+    """Lowers the nodes of a plan."""
 
     def node(self, node: Node) -> Sequence[Task]:
         """The tasks of a node; there are none if its result is a view."""
@@ -165,49 +143,34 @@ class _Lowering:
             return ()
         if needs_copies(node):
             return self._widened(node)
-        if isinstance(op, FusedSequence):
-            dense = all(map(self._is_dense, (*node.inputs, *node.outputs)))
-            first_node = op.body.nodes[0]
-            if (
-                dense
-                and isinstance(first_node.op, Windowed)
-                and first_node.output.dtype in INT8_DTYPES
-            ):
-                x, y = node.inputs[0], node.output
-                window = print_byte_window(first_node.op, x.type, y.type)
-                return (_shaped_task(node, window, (_pointer(x), y)),)
-            flat = dense and is_flat(op.body, self.any_size)
-            return (self._flat(node, op),) if flat else self._sequence(node, op)
-        if isinstance(op, FusedSums):
-            return self._sums(node, op)
-        if isinstance(op, FusedNormalization):
-            return self._channel_norm(node, op)
+        if (kernel := REGION_KERNELS.get(type(op))) is not None:
+            return kernel.tasks(self, node, op)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
-            return self._sequence(node, region_of_window(node))
+            return tasks_of_sequence(self, node, region_of_window(node))
         if reads_weight_unpacked(node, self.accuracy):
-            return _tasks(node, print_linear(node, self.isa))
+            return tasks_of_stages(node, print_linear(node, self.isa))
         if isinstance(op, (FusedContraction, Contraction)):
             return self._contraction(node)
         if isinstance(op, SumOverRanks):
-            assert all(map(self._is_dense, node.inputs)), node
+            assert all(map(self.is_dense, node.inputs)), node
             work = HostSum(op, tuple(value.type for value in node.inputs))
-            return (Task(node, work, (*map(_pointer, node.inputs), *node.outputs), 1),)
+            return (Task(node, work, (*map(pointer_to, node.inputs), *node.outputs), 1),)
         if isinstance(op, Concat):
             return self._join(node, op)
         if (staged := _staged(node, self.isa)) is not None:
-            return _tasks(node, staged)
+            return tasks_of_stages(node, staged)
         if isinstance(op, AdaptiveAvgPool2d):
             x, y = node.inputs[0], node.output
             tensors = self.tensor(x), self.tensor(y)
             staged = print_adaptive(op, x.type, *tensors, self.isa, self.any_size)
-            return _tasks(node, staged)
+            return tasks_of_stages(node, staged)
         if isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient)):
-            return _tasks(node, print_gradient(node, self.tensor, self.isa))
+            return tasks_of_stages(node, print_gradient(node, self.tensor, self.isa))
         if isinstance(op, Reshaping):
-            return (_shaped_task(node, _copied_run(node.output.type, node.output.type, 0, 0)),)
+            return (shaped_task(node, _copied_run(node.output.type, node.output.type, 0, 0)),)
         if isinstance(op, Reorder):
             return (self._copy(node, node.inputs[0], node.output),)
-        return (_shaped_task(node, _shaped(node)),)
+        return (shaped_task(node, _shaped(node)),)
 
     def _widened(self, node: Node) -> Sequence[Task]:
         """The tasks of a node on float32 copies of its operands and results, in workspace."""
@@ -231,8 +194,8 @@ class _Lowering:
                 (twin.type, lowering.tensor(twin), storage[twin]),
             ]
             (from_type, source, read), (to_type, result, written) = ends if into else ends[::-1]
-            if self._is_dense(value):
-                return _shaped_task(node, print_conversion(from_type, to_type), (read, written))
+            if self.is_dense(value):
+                return shaped_task(node, print_conversion(from_type, to_type), (read, written))
             printed = print_copy(from_type, source, result, self.isa)
             tasks = from_type.plane[0] * printed.tasks_per_image
             scratch = printed.scratch_bytes
@@ -246,65 +209,6 @@ class _Lowering:
         copies_out = [converted(value, False) for value in rewritten.copied(node.outputs)]
         return [replace(t, workspace_bytes=end) for t in (*copies_in, *inner, *copies_out)]
 
-    def _is_dense(self, value: Value) -> bool:
-        """Whether a value is NCHW and no part of a wider buffer."""
-        alone = self.plan.annotations.within(value).buffer is value
-        return self.plan.layout(value).block == 1 and alone
-
-    def _flat(self, node: Node, op: FusedSequence) -> Task:
-        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
-        shaped, values = print_flat(op.body)
-        pointers = (_pointer(outer.get(value, value)) for value in values)
-        return _shaped_task(node, shaped, (*pointers, node.output))
-
-    def _of_any_size(
-        self, node: Node, body: Graph, outer: Mapping[Value, Value], channel: int = 0
-    ) -> Task:
-        """The task of a region for any spatial size; see :func:`print_for_any_size`."""
-
-        def of(value: Value) -> Value:
-            return outer.get(value, value)
-
-        lanes = self.isa.lanes
-        kernel, values = print_for_any_size(body, lambda v: self.tensor(of(v)), lanes, channel)
-        return _shaped_task(node, kernel, [_pointer(of(value)) for value in values])
-
-    def _sequence(self, node: Node, op: FusedSequence) -> Sequence[Task]:
-        """The tasks of a fused sequence, preceded by those that pack computed vectors."""
-        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
-        outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
-        if self.any_size and not op.summed and region.why_not(op.body.nodes, ELEMENTS) is None:
-            return (self._of_any_size(node, op.body, outer),)
-        kernel, binding = op.kernel
-        inputs = [outer.get(slot.value, slot.value) for slot in binding.inputs]
-        outputs = [outer[slot.value] for slot in binding.outputs]
-        printed = print_sequence(
-            kernel,
-            binding,
-            [self.tensor(value) for value in inputs],
-            [self.tensor(value) for value in outputs],
-            self.isa,
-        )
-        vectors = [printed.vectors] if binding.vectors else []
-        pointers = (*map(_pointer, (*inputs, *outputs)), *vectors)
-        tasks = binding.batch * printed.tasks_per_image
-        task = Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
-        return _packing([task], outer)
-
-    def _sums(self, node: Node, op: FusedSums) -> Sequence[Task]:
-        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
-        sums = print_sums(op, lambda value: self.tensor(outer.get(value, value)), self.isa)
-        operands = [_pointer(outer.get(value, value)) for value in sums.operands]
-        return _tasks(node, sums.staged, (*operands, *node.outputs))
-
-    def _channel_norm(self, node: Node, op: FusedNormalization) -> Sequence[Task]:
-        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
-        source = outer[op.body.nodes[0].inputs[0]]
-        staged = print_channel_norm(op, self.tensor(source), self.tensor(node.output))
-        vectors = (outer.get(value, value) for value in op.vectors)
-        operands = [partial(data_of, v) if isinstance(v, Constant) else v for v in vectors]
-        return _tasks(node, staged, (source, *operands, node.output))
-
     def _contraction(self, node: Node) -> Sequence[Task]:
         """The tasks of a contraction with its prologue and epilogue, for the chosen algorithm."""
         parts = parts_of(node)
@@ -316,7 +220,7 @@ class _Lowering:
         is_integer = is_integer_product(source.type, parts.node.inputs[1].type)
         if is_integer and why_not_in_blocks(parts, self.isa):
             printed = print_integer(parts, self.isa, self.any_size)
-            return _stages(node, printed, [_pointer(v) for v in (source, *others, result)])
+            return bound_stages(node, printed, [pointer_to(v) for v in (source, *others, result)])
         batch = source.type.plane[0]
         tensors = [self.tensor(value) for value in (source, *others, result)]
         if isinstance(parts.node.op, Linear):
@@ -335,12 +239,12 @@ class _Lowering:
         )
         choice = self.choose(question)
         printed = print_choice(parts, choice, self.threads)
-        values = [_pointer(value) for value in (source, *others, result)]
+        values = [pointer_to(value) for value in (source, *others, result)]
         tasks = [
             replace(task, question=question, choice=choice)
-            for task in _stages(node, printed, values)
+            for task in bound_stages(node, printed, values)
         ]
-        return _packing(tasks, outer)
+        return with_packing(tasks, outer)
 
     def _join(self, node: Node, op: Concat) -> Sequence[Task]:
         """The tasks of a concatenation: copies of operands that were not written in place."""
@@ -352,7 +256,7 @@ class _Lowering:
         out = node.output
         if self.plan.layout(out).block == 1:
             run = _copied_run(value.type, out.type, axis, offset)
-            return _shaped_task(node, run, (_pointer(value), out))
+            return shaped_task(node, run, (pointer_to(value), out))
         return self._copy(node, value, out, offset)
 
     def _copy(self, node: Node, value: Value, out: Value, channel: int = 0) -> Task:
@@ -361,49 +265,14 @@ class _Lowering:
         if self.any_size and value.dtype in ELEMENTS:
             if is_reorder(*tensors, self.isa.lanes, channel):
                 moved = print_reorder(value.type, *tensors, self.isa.lanes, channel)
-                return _shaped_task(node, moved, (_pointer(value), out))
+                return shaped_task(node, moved, (pointer_to(value), out))
             body = copied(value.type)
             outer = {body.inputs[0]: value, body.outputs[0]: out}
-            return self._of_any_size(node, body, outer, channel)
+            return self.of_any_size(node, body, outer, channel)
         printed = print_copy(value.type, *tensors, self.isa, channel)
         tasks = value.type.plane[0] * printed.tasks_per_image
-        pointers = (_pointer(value), out)
+        pointers = (pointer_to(value), out)
         return Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
-
-
-def _packing(tasks: Sequence[Task], outer: Mapping[Value, Value]) -> Sequence[Task]:
-    """The tasks of a node, preceded by those that pack weights and vectors that are no constants.
-
-    Packed operands are in workspace, after what the tasks use of it.  ``outer`` maps the inputs of
-    a region's body to the region's operands.
-    """
-    end = max(task.workspace_bytes for task in tasks)
-    packing_tasks: list[Task] = []
-    packed_at: dict[Pointer, Workspace] = {}
-    for pointer in dict.fromkeys(p for task in tasks for p in task.pointers):
-        if not isinstance(pointer, (Packed, PackedVectors)):
-            continue
-        values = [outer.get(value, value) for value in pointer.values]
-        if all(isinstance(value, Constant) for value in values):
-            continue
-        packed = pointer if isinstance(pointer, Packed) else pointer.picked()
-        target = packed_at[pointer] = Workspace(-(-end // ALIGNMENT) * ALIGNMENT)
-        end = target.offset + ITEMSIZE["float32"] * packed.size
-        pointers = (target, *map(_array, packed.numbers), *map(_pointer, values))
-        source = packed.kernel or packed.function
-        packing_tasks.append(Task(tasks[0].node, source, pointers, packed.tasks, packed.grain))
-    if not packing_tasks:
-        return tasks
-    return [
-        replace(
-            task, pointers=tuple(packed_at.get(p, p) for p in task.pointers), workspace_bytes=end
-        )
-        for task in (*packing_tasks, *tasks)
-    ]
-
-
-def _array(array: np.ndarray) -> Pointer:
-    return lambda: array
 
 
 def _staged(node: Node, isa: Isa) -> Staged | None:
@@ -421,37 +290,6 @@ def _staged(node: Node, isa: Isa) -> Staged | None:
     if isinstance(op, MatMul) and node.output.dtype == "float32":
         return print_matmul(types[0], types[1], node.output.type, isa)
     return None
-
-
-def _tasks(node: Node, staged: Staged, given: Sequence[Pointer] = ()) -> list[Task]:
-    """The tasks of stages for the pointers ``given``: by default the operands and the output."""
-    return _stages(node, staged, given or (*map(_pointer, node.inputs), node.output))
-
-
-def _stages(
-    node: Node, staged: Staged | PrintedContraction, values: Sequence[Pointer]
-) -> list[Task]:
-    """The tasks of stages, whose pointers that are numbers refer to ``values``."""
-    return [
-        Task(
-            node,
-            stage.source,
-            tuple(values[p] if isinstance(p, int) else p for p in stage.pointers),
-            stage.tasks,
-            stage.grain,
-            stage.scratch_bytes,
-            staged.workspace_bytes,
-        )
-        for stage in staged.stages
-    ]
-
-
-def _shaped_task(node: Node, shaped: Shaped, given: Sequence[Pointer] = ()) -> Task:
-    """The task of a kernel whose sizes are an operand, for the pointers ``given``: by default the
-    operands, the kernel's tables, and the output."""
-    given = given or (*map(_pointer, node.inputs), *map(_array, shaped.tables), node.output)
-    pointers, scratch = (*given, lambda: shaped.sizes), shaped.scratch_bytes
-    return Task(node, shaped.source, pointers, shaped.tasks, shaped.grain, scratch)
 
 
 def _copied_run(part: TensorType, target: TensorType, axis: int, first: int) -> Shaped:
@@ -476,14 +314,3 @@ def _shaped(node: Node) -> Shaped:
 def _rows(type: TensorType) -> Tensor:
     """A value as rows of features, as a linear layer has it: each row is an image of one pixel."""
     return Tensor(type.shape[-1], 1, 1, 1, type.shape[-1], type.dtype)
-
-
-def _pointer(value: Value) -> Pointer:
-    if not isinstance(value, Constant):
-        return value
-    return partial(_bits_of, value) if value.dtype == "bfloat16" else partial(data_of, value)
-
-
-def _bits_of(value: Constant) -> np.ndarray:
-    """A constant's elements as integers of their bits."""
-    return to_bits(data_of(value), value.dtype)

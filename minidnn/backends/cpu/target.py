@@ -28,7 +28,6 @@ from ...graph.operators import (
     Formula,
     Linear,
     Reorder,
-    Variance,
 )
 from ...graph.types import INT8_DTYPES
 from .contraction import NominalWork, why_not_epilogue, why_not_in_blocks, work_of
@@ -37,6 +36,7 @@ from .contraction.gradients import why_not as why_no_gradient
 from .contraction.problem import FEW_CHANNELS
 from .isa import ISAS, Isa, bfloat16_isa, with_int8
 from .operators.matmul import reads_weight_unpacked
+from .regions import REGION_KERNELS
 from .tensor import ELEMENTS, tensor_of
 
 
@@ -123,11 +123,8 @@ class CpuTarget(Target):
         return why_no_gradient(node, self.lanes)
 
     def refuse_fusion(self, region: Region) -> str | None:
-        match region:
-            case FusedNormalization():
-                return _why_not_normalization(region)
-            case FusedSums():
-                return _why_not_sums(region)
+        if (kernel := REGION_KERNELS.get(type(region))) is not None:
+            return kernel.why_not(region)
         return super().refuse_fusion(region)
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
@@ -234,32 +231,6 @@ class CpuTarget(Target):
         if channel % self.lanes:
             return f"channel {channel}, where it would begin, is no multiple of {self.lanes} lanes"
         return None
-
-
-def _why_not_normalization(region: FusedNormalization) -> str | None:
-    """Why there is no kernel that normalizes channels in blocks; None if there is."""
-    dtype = region.body.inputs[0].dtype
-    if dtype not in ELEMENTS:
-        return f"it is {dtype}"
-    for value in region.vectors:
-        if value.dtype != "float32" and not isinstance(value, Constant):
-            return f"{value!r} is no constant"
-    return None
-
-
-def _why_not_sums(region: FusedSums) -> str | None:
-    """Why there is no sweep for these sums; None if there is."""
-    if region.stored:
-        return "sweeps over channels store sums alone"
-    for node in region.reductions.values():
-        if isinstance(node.op, Variance):
-            return "it is the mean of squares that are computed with it"
-        (x,) = node.inputs
-        if x.dtype not in ("float32", "bfloat16") or node.output.dtype != "float32":
-            return f"it adds up {x.dtype} in {node.output.dtype}"
-        if x.type.rank != 4:
-            return "only channels of images lie in lanes"
-    return None
 
 
 def _weight(node: Node) -> Value | None:

@@ -1,25 +1,29 @@
-"""Binding of tasks: resolves the pointers of a plan's kernels to slots and offsets, in a table."""
+"""Tasks, and their binding: pointers of a plan's kernels become slots and offsets in a table."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from ....graph.ir import Constant, Node, Value
 from ....graph.types import ITEMSIZE
+from ....memory import ALIGNMENT
+from ....runtime.arrays import to_bits
 from ....runtime.operand import Operand
 from ....runtime.plan import Plan
 from ....runtime.slots import Slots
 from ...codegen.kernel import KernelSource
 from ..compilers.library import NativeFunction
 from ..contraction import Choice, Question
-from ..stage import Workspace
+from ..operators.kernels import Shaped
+from ..stage import PrintedContraction, Staged, Workspace
 from .buffers import Array
-from .packing import PackedConstants
+from .packing import Packed, PackedConstants, PackedVectors, data_of
 from .program import BoundKernel, Group, HostSum, Table
 
 #: What a kernel's pointer points to: a value, the workspace that the kernels of a node share, or a
@@ -49,6 +53,83 @@ class Task:
     #: Of a contraction: the question that an algorithm was chosen for, and the choice.
     question: Question | None = None
     choice: Choice | None = None
+
+
+def with_packing(tasks: Sequence[Task], outer: Mapping[Value, Value]) -> Sequence[Task]:
+    """The tasks of a node, preceded by those that pack weights and vectors that are no constants.
+
+    Packed operands are in workspace, after what the tasks use of it.  ``outer`` maps the inputs of
+    a region's body to the region's operands.
+    """
+    end = max(task.workspace_bytes for task in tasks)
+    packing_tasks: list[Task] = []
+    packed_at: dict[Pointer, Workspace] = {}
+    for pointer in dict.fromkeys(p for task in tasks for p in task.pointers):
+        if not isinstance(pointer, (Packed, PackedVectors)):
+            continue
+        values = [outer.get(value, value) for value in pointer.values]
+        if all(isinstance(value, Constant) for value in values):
+            continue
+        packed = pointer if isinstance(pointer, Packed) else pointer.picked()
+        target = packed_at[pointer] = Workspace(-(-end // ALIGNMENT) * ALIGNMENT)
+        end = target.offset + ITEMSIZE["float32"] * packed.size
+        pointers = (target, *map(numbers_at, packed.numbers), *map(pointer_to, values))
+        source = packed.kernel or packed.function
+        packing_tasks.append(Task(tasks[0].node, source, pointers, packed.tasks, packed.grain))
+    if not packing_tasks:
+        return tasks
+    return [
+        replace(
+            task, pointers=tuple(packed_at.get(p, p) for p in task.pointers), workspace_bytes=end
+        )
+        for task in (*packing_tasks, *tasks)
+    ]
+
+
+def numbers_at(array: np.ndarray) -> Pointer:
+    return lambda: array
+
+
+def tasks_of_stages(node: Node, staged: Staged, given: Sequence[Pointer] = ()) -> list[Task]:
+    """The tasks of stages for the pointers ``given``: by default the operands and the output."""
+    return bound_stages(node, staged, given or (*map(pointer_to, node.inputs), node.output))
+
+
+def bound_stages(
+    node: Node, staged: Staged | PrintedContraction, values: Sequence[Pointer]
+) -> list[Task]:
+    """The tasks of stages, whose pointers that are numbers refer to ``values``."""
+    return [
+        Task(
+            node,
+            stage.source,
+            tuple(values[p] if isinstance(p, int) else p for p in stage.pointers),
+            stage.tasks,
+            stage.grain,
+            stage.scratch_bytes,
+            staged.workspace_bytes,
+        )
+        for stage in staged.stages
+    ]
+
+
+def shaped_task(node: Node, shaped: Shaped, given: Sequence[Pointer] = ()) -> Task:
+    """The task of a kernel whose sizes are an operand, for the pointers ``given``: by default the
+    operands, the kernel's tables, and the output."""
+    given = given or (*map(pointer_to, node.inputs), *map(numbers_at, shaped.tables), node.output)
+    pointers, scratch = (*given, lambda: shaped.sizes), shaped.scratch_bytes
+    return Task(node, shaped.source, pointers, shaped.tasks, shaped.grain, scratch)
+
+
+def pointer_to(value: Value) -> Pointer:
+    if not isinstance(value, Constant):
+        return value
+    return partial(_bits_of, value) if value.dtype == "bfloat16" else partial(data_of, value)
+
+
+def _bits_of(value: Constant) -> np.ndarray:
+    """A constant's elements as integers of their bits."""
+    return to_bits(data_of(value), value.dtype)
 
 
 def bind(

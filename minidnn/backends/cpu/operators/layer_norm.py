@@ -15,11 +15,12 @@ from __future__ import annotations
 from math import prod
 
 from ....fusion.region import FusedNormalization
+from ....graph.ir import Constant
 from ....graph.operators import GroupNorm, LayerNorm
 from ....graph.types import TensorType
 from ...codegen.kernel import KernelSource
 from ..stage import Staged, Workspace, parts_of, stage
-from ..tensor import Tensor
+from ..tensor import ELEMENTS, Tensor
 
 _TASK_FLOATS = 1 << 13
 """About so many elements are worth a task."""
@@ -51,6 +52,17 @@ MD_KERNEL(@) {{
   }}
 }}
 """
+
+
+def why_not_channel_norm(region: FusedNormalization) -> str | None:
+    """Why there is no kernel that normalizes channels in blocks; None if there is."""
+    dtype = region.body.inputs[0].dtype
+    if dtype not in ELEMENTS:
+        return f"it is {dtype}"
+    for value in region.vectors:
+        if value.dtype != "float32" and not isinstance(value, Constant):
+            return f"{value!r} is no constant"
+    return None
 
 
 def print_channel_norm(op: FusedNormalization, x: Tensor, y: Tensor) -> Staged:

@@ -15,7 +15,7 @@ from ....fusion.region import FusedSums
 from ....graph.expression import linearize
 from ....graph.ir import Constant, Node, Value
 from ....graph.operator import Elementwise
-from ....graph.operators import Reduce
+from ....graph.operators import Reduce, Variance
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from ...codegen.kernel import KernelSource
@@ -41,6 +41,21 @@ class Sums:
 
     staged: Staged
     operands: tuple[Value, ...]
+
+
+def why_not_sums(region: FusedSums) -> str | None:
+    """Why there is no sweep for these sums; None if there is."""
+    if region.stored:
+        return "sweeps over channels store sums alone"
+    for node in region.reductions.values():
+        if isinstance(node.op, Variance):
+            return "it is the mean of squares that are computed with it"
+        (x,) = node.inputs
+        if x.dtype not in ("float32", "bfloat16") or node.output.dtype != "float32":
+            return f"it adds up {x.dtype} in {node.output.dtype}"
+        if x.type.rank != 4:
+            return "only channels of images lie in lanes"
+    return None
 
 
 def print_sums(op: FusedSums, lies: Callable[[Value], Tensor], isa: Isa) -> Sums:
