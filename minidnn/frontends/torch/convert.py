@@ -103,18 +103,12 @@ def _given_states(graph: Graph) -> Graph:
     nodes: list[ir.Node] = []
     for node in graph.nodes:
         operands = [replaced.get(value, value) for value in node.inputs]
-        new = ir.Node(node.op, operands, node.name, node.source)
+        new = node.on(operands)
         replaced.update(zip(node.outputs, new.outputs, strict=True))
         nodes.append(new)
     outputs = [replaced.get(value, value) for value in graph.outputs]
-    live = set(outputs)
-    kept: list[ir.Node] = []
-    for node in reversed(nodes):
-        if not live.isdisjoint(node.outputs):
-            kept.append(node)
-            live.update(node.inputs)
     inputs = [*graph.inputs, *(replaced[state] for state in graph.states)]
-    return Graph(inputs, outputs, kept[::-1], graph.name)
+    return Graph(inputs, outputs, ir.live_nodes(nodes, outputs), graph.name)
 
 
 #: Blocks of a module that are one higher-order operation each, and why they are left.
