@@ -152,19 +152,19 @@ def _plain(writer: Writer, node: Node, inputs: list[str]) -> str:
     return writer.add(_PLAIN[type(node.op)], inputs, node.name)
 
 
-@writers(ops.LeakyReLU, ops.ELU, ops.Hardsigmoid, ops.GELU)
+#: Operators with attributes in ONNX, and what these are.
+_WITH_ATTRIBUTES: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    ops.LeakyReLU: ("LeakyRelu", lambda op: {"alpha": float(op.negative_slope)}),
+    ops.ELU: ("Elu", lambda op: {"alpha": float(op.alpha)}),
+    ops.GELU: ("Gelu", lambda op: {"approximate": op.approximate}),
+    ops.Hardsigmoid: ("HardSigmoid", lambda op: {"alpha": 1 / 6, "beta": 0.5}),
+}
+
+
+@writers(*_WITH_ATTRIBUTES)
 def _with_attributes(writer: Writer, node: Node, inputs: list[str]) -> str:
-    op = node.op
-    attributes: dict[str, Any]
-    if isinstance(op, ops.LeakyReLU):
-        kind, attributes = "LeakyRelu", {"alpha": float(op.negative_slope)}
-    elif isinstance(op, ops.ELU):
-        kind, attributes = "Elu", {"alpha": float(op.alpha)}
-    elif isinstance(op, ops.GELU):
-        kind, attributes = "Gelu", {"approximate": op.approximate}
-    else:
-        kind, attributes = "HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}
-    return writer.add(kind, inputs, node.name, **attributes)
+    kind, attributes = _WITH_ATTRIBUTES[type(node.op)]
+    return writer.add(kind, inputs, node.name, **attributes(node.op))
 
 
 @writers(ops.ReLU6)
