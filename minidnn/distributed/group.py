@@ -76,13 +76,8 @@ def connect(device: str | None) -> RankGroup:
     kind = "cuda" if device is not None and device.startswith("cuda") else "cpu"
     group = _joined.get(kind)
     if group is None:
-        place = find_rank()
-        if kind == "cuda":
-            from minidnn.distributed.group import NcclGroup
-
-            group = _joined[kind] = NcclGroup(place)
-        else:
-            group = _joined[kind] = GlooGroup(place)
+        make = NcclGroup if kind == "cuda" else GlooGroup
+        group = _joined[kind] = make(find_rank())
     set_process_group(group)
     return group
 
@@ -108,13 +103,6 @@ class GlooGroup(ConsensusCheck):
             store = dist.TCPStore(place.host, self.watch.told, place.size, place.rank == 0)
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size)
         self._dist = dist
-
-    @property
-    def size(self) -> int:
-        return self.place.size
-
-    def enter(self) -> None:
-        self.watch.enter()
 
     def add(self, arrays: Sequence[np.ndarray]) -> None:
         """See :class:`minidnn.graph.operators.ranks.ProcessGroup`."""
@@ -248,16 +236,9 @@ class NcclGroup(ConsensusCheck):
         self.watch.released = self._ranks.abort
 
     @property
-    def size(self) -> int:
-        return self.place.size
-
-    @property
     def _version(self) -> str:
         number = self._nccl.get_version()
         return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-
-    def enter(self) -> None:
-        self.watch.enter()
 
     def begin(self, sums: Sequence[tuple[int, int, int, str]], ready: Any, done: Any) -> None:
         """Starts all-reduces between two events: see
