@@ -153,9 +153,7 @@ class OfClasses(Metric):
     def confusions(self, found: np.ndarray, target: np.ndarray, classes: int) -> States:
         """The confusion matrix: how often each class, a row, was taken for each, a column."""
         target = as_classes(self, target, found.shape)
-        keep = np.ones(target.shape, bool)
-        if self.ignore_index is not None:
-            keep = target != self.ignore_index
+        keep = counting(self, target)
         check_range(self, target[keep], classes)
         pairs = target[keep].astype(np.int64) * classes + found[keep]
         return {"counts": np.bincount(pairs, minlength=classes**2).reshape(classes, classes)}
@@ -206,6 +204,13 @@ def as_classes(owner: Metric, target: np.ndarray, shape: Any) -> np.ndarray:
     return target
 
 
+def counting(owner: OfClasses, target: np.ndarray) -> np.ndarray:
+    """The mask of the targets that are not of the ignored class."""
+    if owner.ignore_index is None:
+        return np.ones(target.shape, bool)
+    return np.asarray(target != owner.ignore_index)
+
+
 def check_range(owner: Metric, target: np.ndarray, classes: int) -> None:
     """GraphError if a target is no index of a class."""
     if target.size and not (target.min() >= 0 and target.max() < classes):
@@ -227,9 +232,7 @@ def as_labels(
         if output.shape != target.shape or output.ndim < 2:
             raise _misfit(owner, output, target, "(N, labels, ...) for both")
         output, target = (np.moveaxis(a, 1, -1).reshape(-1, a.shape[1]) for a in (output, target))
-    keep = np.ones(target.shape, bool)
-    if owner.ignore_index is not None:
-        keep = target != owner.ignore_index
+    keep = counting(owner, target)
     wrong = keep & (target != 0) & (target != 1)
     if wrong.any():
         raise GraphError(
