@@ -39,14 +39,6 @@ __all__ = [
 ]
 
 
-def _zeros(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return np.zeros(shape, np.float32)
-
-
-def _ones(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return np.ones(shape, np.float32)
-
-
 def _moved(old: Expression, new: Expression, factor: Expression) -> Expression:
     """A running statistic moved towards a new one."""
     return old * (1.0 - factor) + new * factor
@@ -61,8 +53,8 @@ class _PerChannel(Layer):
         """Adds ``weight`` and ``bias``, or the constants 1 and 0 in their place."""
         self.affine = affine
         if affine:
-            self.weight = Parameter((channels,), _ones)
-            self.bias = Parameter((channels,), _zeros)
+            self.weight = Parameter((channels,), filled(1.0))
+            self.bias = Parameter((channels,), filled(0.0))
         else:
             shape = (channels,)
             self._unit = tuple(LazyArray(partial(np.full, shape, v, np.float32)) for v in (1, 0))
@@ -73,9 +65,9 @@ class _PerChannel(Layer):
         if isinstance(momentum, bool) or not isinstance(momentum, (int, float, NoneType)):
             raise GraphError(f"{name}: momentum={momentum!r:.80}; valid are a number and None")
         self.momentum = momentum
-        self.running_mean = Parameter((channels,), _zeros, trainable=False)
-        self.running_var = Parameter((channels,), _ones, trainable=False)
-        self.num_batches_tracked = Parameter((), _zeros, "int64", optional=True)
+        self.running_mean = Parameter((channels,), filled(0.0), trainable=False)
+        self.running_var = Parameter((channels,), filled(1.0), trainable=False)
+        self.num_batches_tracked = Parameter((), filled(0.0), "int64", optional=True)
 
     def _learns_statistics(self) -> bool:
         """Whether the recorded graph takes the batch's statistics and updates the stored ones."""
@@ -363,9 +355,9 @@ class LayerNorm(Layer):
     ) -> None:
         self.normalized_shape = check_normalized_shape("LayerNorm", normalized_shape)
         self.op = ops.LayerNorm(len(self.normalized_shape), eps)
-        self.weight = Parameter(self.normalized_shape, _ones) if elementwise_affine else None
+        self.weight = Parameter(self.normalized_shape, filled(1.0)) if elementwise_affine else None
         self.bias = (
-            Parameter(self.normalized_shape, _zeros) if elementwise_affine and bias else None
+            Parameter(self.normalized_shape, filled(0.0)) if elementwise_affine and bias else None
         )
 
     def forward(self, x: Any) -> Any:

@@ -221,12 +221,9 @@ class AdaptiveAvgPool1d(_Rows):
     """
 
     def __init__(self, output_size: int | None) -> None:
-        size = (
-            None
-            if output_size is None
-            else _one("AdaptiveAvgPool1d", "output_size", output_size, 1)
-        )
-        super().__init__(ops.AdaptiveAvgPool2d((1, size)))
+        if output_size is not None:
+            output_size = _one("AdaptiveAvgPool1d", "output_size", output_size, 1)
+        super().__init__(ops.AdaptiveAvgPool2d((1, output_size)))
 
 
 class AdaptiveMaxPool2d(Layer):

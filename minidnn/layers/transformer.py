@@ -155,12 +155,7 @@ class MultiheadAttention(Layer):
         operands = [*self.constants("in_proj_weight"), *self.constants("in_proj_bias")]
         packed: Any = apply(ops.Linear(), query, *operands)
         size = self.embed_dim
-        projected = []
-        for i in range(3):
-            part: Any = packed[..., i * size : (i + 1) * size]
-            heads = part.reshape(*part.shape[:2], self.num_heads, size // self.num_heads)
-            projected.append(heads.permute(*order))
-        return projected
+        return [self._divided(packed[..., i * size : (i + 1) * size], order) for i in range(3)]
 
     def _heads(self, index: int, x: Value, order: tuple[int, ...]) -> Any:
         """One of query, key and value as (N, heads, length, features)."""
@@ -174,9 +169,11 @@ class MultiheadAttention(Layer):
             operands += self.constants(f"{'qkv'[index]}_proj_weight")
         for bias in self.constants("in_proj_bias"):
             operands.append(apply_or_compute(ops.Slice((index * size,), (size,), (1,)), bias))
-        out: Any = apply(ops.Linear(), x, *operands)
-        heads = out.reshape(*out.shape[:2], self.num_heads, size // self.num_heads)
-        return heads.permute(*order)
+        return self._divided(apply(ops.Linear(), x, *operands), order)
+
+    def _divided(self, x: Any, order: tuple[int, ...]) -> Any:
+        """The features of (..., E) divided among heads, with the axes in another order."""
+        return x.reshape(*x.shape[:2], self.num_heads, -1).permute(*order)
 
     def _masks(self, scores: Any, attn_mask: Any, key_padding_mask: Any) -> list[Any]:
         """The masks of a call, in shapes that broadcast with the scores."""
