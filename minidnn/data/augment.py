@@ -60,8 +60,20 @@ class Normalize:
         return x
 
 
+class Mover:
+    """The base of steps that move pixels."""
+
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
+        """Draws what is done to a batch of this shape."""
+        raise NotImplementedError
+
+    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
+        sizes_of(self, x)
+        return self.move(x.shape, draws).pictures(x)
+
+
 @dataclass(frozen=True)
-class Flip:
+class Flip(Mover):
     """Exchanges left and right.
 
     Args:
@@ -76,10 +88,6 @@ class Flip:
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """Draws which pictures of a batch are flipped."""
         return Flipped(draws.uniform() < self.probability)
-
-    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        sizes_of(self, x)
-        return self.move(x.shape, draws).pictures(x)
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,7 @@ class VerticalFlip(Flip):
 
 
 @dataclass(frozen=True)
-class RandomCrop:
+class RandomCrop(Mover):
     """Cuts out a square anywhere.
 
     Args:
@@ -123,13 +131,9 @@ class RandomCrop:
             draws.integers(rows + 1), draws.integers(columns + 1), self.size, self.padding
         )
 
-    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        sizes_of(self, x)
-        return self.move(x.shape, draws).pictures(x)
-
 
 @dataclass(frozen=True)
-class Affine:
+class Affine(Mover):
     """Turns, shifts, scales and shears each picture by random amounts about its middle; what comes
     from outside is 0.
 
@@ -151,9 +155,6 @@ class Affine:
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """Draws the amounts of a batch: a rotation, a shear, two scales and two shifts each."""
         return _Affine(self, draws.uniform(6, 1, 1, low=-1.0).swapaxes(0, 1))
-
-    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        return self.move(x.shape, draws).pictures(x)
 
     def matrices(self, amounts: np.ndarray, height: int, width: int) -> np.ndarray:
         """Returns the affine map (N, 2, 3) of each picture, as :mod:`minidnn.data.moves` has it.
@@ -224,7 +225,7 @@ class _Affine(BatchMove):
 
 
 @dataclass(frozen=True)
-class ResizedCrop:
+class ResizedCrop(Mover):
     """Cuts out a box of random area and shape, and resizes it to ``size`` rows and columns.
 
     As the first step of a :class:`~minidnn.data.files.Folder` it is applied to the whole picture,
@@ -273,10 +274,6 @@ class ResizedCrop:
 
     def _resized(self, cut: np.ndarray) -> np.ndarray:
         return _resized(_resized(cut, self.size).swapaxes(1, 2), self.size).swapaxes(1, 2)
-
-    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        sizes_of(self, x)
-        return self.move(x.shape, draws).pictures(x)
 
 
 @dataclass(frozen=True)
@@ -421,7 +418,7 @@ def _turned(x: np.ndarray, turn: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Rotation:
+class Rotation(Mover):
     """Turns each picture about its middle, as torchvision's ``RandomRotation`` does.
 
     Args:
@@ -460,7 +457,3 @@ class Rotation:
         angles = draws.uniform(low=low, high=high)
         matrices = np.stack([inverse_matrix(-angle) for angle in angles.tolist()])
         return Matrices(matrices, self.interpolation == "bilinear", self.fill)
-
-    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        sizes_of(self, x)
-        return self.move(x.shape, draws).pictures(x)
