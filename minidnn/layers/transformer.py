@@ -219,6 +219,11 @@ def _masked(hidden: list[bool]) -> Any:
     return body
 
 
+def _given(**masks: Any) -> dict[str, Any]:
+    """The masks that a caller gave."""
+    return {name: mask for name, mask in masks.items() if mask is not None}
+
+
 Activation = str | Callable[[Any], Any]
 
 
@@ -331,10 +336,9 @@ class TransformerEncoderLayer(_TransformerLayer):
         is_causal: bool = False,
     ) -> Any:
         def attend(x: Any) -> Any:
-            masks = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask}
-            present = {name: mask for name, mask in masks.items() if mask is not None}
+            masks = _given(attn_mask=src_mask, key_padding_mask=src_key_padding_mask)
             attention: Any = self.self_attn
-            return attention(x, x, x, need_weights=False, is_causal=is_causal, **present)[0]
+            return attention(x, x, x, need_weights=False, is_causal=is_causal, **masks)[0]
 
         return self._with(self._with(src, 1, attend), 2, self._feed_forward)
 
@@ -379,8 +383,7 @@ class TransformerDecoderLayer(_TransformerLayer):
         memory_is_causal: bool = False,
     ) -> Any:
         def attend(attention: Any, to: Any, mask: Any, padding: Any, causal: bool) -> Any:
-            masks = {"attn_mask": mask, "key_padding_mask": padding}
-            masks = {name: each for name, each in masks.items() if each is not None}
+            masks = _given(attn_mask=mask, key_padding_mask=padding)
 
             def branch(x: Any) -> Any:
                 other = x if to is None else to
@@ -447,8 +450,7 @@ class TransformerEncoder(_Stack):
         src_key_padding_mask: Any = None,
         is_causal: bool = False,
     ) -> Any:
-        masks = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask}
-        masks = {name: each for name, each in masks.items() if each is not None}
+        masks = _given(src_mask=mask, src_key_padding_mask=src_key_padding_mask)
         return self._through(src, is_causal=bool(is_causal), **masks)
 
 
@@ -482,12 +484,11 @@ class TransformerDecoder(_Stack):
         tgt_is_causal: bool = False,
         memory_is_causal: bool = False,
     ) -> Any:
-        masks = {
-            "tgt_mask": tgt_mask,
-            "memory_mask": memory_mask,
-            "tgt_key_padding_mask": tgt_key_padding_mask,
-            "memory_key_padding_mask": memory_key_padding_mask,
-        }
-        present = {name: mask for name, mask in masks.items() if mask is not None}
+        masks = _given(
+            tgt_mask=tgt_mask,
+            memory_mask=memory_mask,
+            tgt_key_padding_mask=tgt_key_padding_mask,
+            memory_key_padding_mask=memory_key_padding_mask,
+        )
         causal = {"tgt_is_causal": bool(tgt_is_causal), "memory_is_causal": bool(memory_is_causal)}
-        return self._through(tgt, memory, **causal, **present)
+        return self._through(tgt, memory, **causal, **masks)
