@@ -1,6 +1,6 @@
 """The writer of an ONNX model: its nodes, initializers and unique names; element-wise operators.
 
-Some element-wise operators have a counterpart in ONNX; all others are written operation by
+Some operators have a counterpart in ONNX; all other element-wise ones are written operation by
 operation from their scalar expressions.
 """
 
@@ -140,7 +140,7 @@ writers = Writers()
 _PLAIN: dict[type, str] = {
     **{ops.Add: "Add", ops.Sub: "Sub", ops.Mul: "Mul", ops.Div: "Div", ops.ReLU: "Relu"},
     **{ops.Sigmoid: "Sigmoid", ops.Tanh: "Tanh", ops.Hardswish: "HardSwish"},
-    **{ops.Identity: "Identity", ops.Dropout: "Identity"},
+    **{ops.Identity: "Identity", ops.Dropout: "Identity", ops.Reorder: "Identity"},
 }
 
 
@@ -158,6 +158,15 @@ _WITH_ATTRIBUTES: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     ops.ELU: ("Elu", lambda op: {"alpha": float(op.alpha)}),
     ops.GELU: ("Gelu", lambda op: {"approximate": op.approximate}),
     ops.Hardsigmoid: ("HardSigmoid", lambda op: {"alpha": 1 / 6, "beta": 0.5}),
+    ops.BatchNorm: ("BatchNormalization", lambda op: {"epsilon": float(op.eps)}),
+    ops.Softmax: ("Softmax", lambda op: {"axis": op.dim}),
+    ops.LogSoftmax: ("LogSoftmax", lambda op: {"axis": op.dim}),
+    ops.Concat: ("Concat", lambda op: {"axis": op.axis}),
+    ops.Transpose: ("Transpose", lambda op: {"perm": list(op.dims)}),
+    ops.ArgMax: (
+        "ArgMax",
+        lambda op: {"axis": op.dim, "keepdims": int(op.keepdim), "select_last_index": int(op.last)},
+    ),
 }
 
 
@@ -176,12 +185,6 @@ def _relu6(writer: Writer, node: Node, inputs: list[str]) -> str:
 @writers(ops.SiLU)
 def _silu(writer: Writer, node: Node, inputs: list[str]) -> str:
     return writer.add("Mul", [*inputs, writer.add("Sigmoid", inputs)], node.name)
-
-
-@writers(ops.BatchNorm)
-def _batch_norm(writer: Writer, node: Node, inputs: list[str]) -> str:
-    assert isinstance(node.op, ops.BatchNorm)
-    return writer.add("BatchNormalization", inputs, node.name, epsilon=float(node.op.eps))
 
 
 @writers(ops.Formula)
