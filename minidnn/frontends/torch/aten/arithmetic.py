@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -123,24 +124,12 @@ def _extremum(call: AtenCall, title: str, body: Any) -> Any:
     return apply(ops.Formula(body, tensors=2, title=title), *operands(call, "self", "other"))
 
 
-@takes("maximum.default", "max.other")
-def maximum(call: AtenCall) -> Any:
-    return _extremum(call, "Maximum", scalar.maximum(argument(0), argument(1)))
-
-
-@takes("minimum.default", "min.other")
-def minimum(call: AtenCall) -> Any:
-    return _extremum(call, "Minimum", scalar.minimum(argument(0), argument(1)))
-
-
-@takes("addcmul.default")
-def addcmul(call: AtenCall) -> Any:
-    return _added(call, "Addcmul", lambda a, b: a * b)
-
-
-@takes("addcdiv.default")
-def addcdiv(call: AtenCall) -> Any:
-    return _added(call, "Addcdiv", lambda a, b: a / b)
+takes("maximum.default", "max.other")(
+    partial(_extremum, title="Maximum", body=scalar.maximum(argument(0), argument(1)))
+)
+takes("minimum.default", "min.other")(
+    partial(_extremum, title="Minimum", body=scalar.minimum(argument(0), argument(1)))
+)
 
 
 def _added(call: AtenCall, title: str, compute: Arithmetic) -> Any:
@@ -150,6 +139,10 @@ def _added(call: AtenCall, title: str, compute: Arithmetic) -> Any:
     body = x + compute(a if value == 1.0 else value * a, b)
     tensors = operands(call, "self", "tensor1", "tensor2")
     return apply(ops.Formula(body, tensors=3, title=title), *tensors)
+
+
+takes("addcmul.default")(partial(_added, title="Addcmul", compute=lambda a, b: a * b))
+takes("addcdiv.default")(partial(_added, title="Addcdiv", compute=lambda a, b: a / b))
 
 
 @takes("lerp.Scalar", "lerp.Tensor")
