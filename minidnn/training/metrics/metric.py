@@ -18,6 +18,7 @@ from minidnn.training.arguments import check_integer, check_number
 
 __all__ = [
     "Averaged",
+    "Counts",
     "Metric",
     "OfClasses",
     "States",
@@ -28,6 +29,8 @@ __all__ = [
 
 #: What a metric keeps of the batches so far: arrays by name.
 States = Mapping[str, np.ndarray]
+#: A number for each class or label, such as its true positives.
+Counts = np.ndarray
 
 
 class Metric:
@@ -276,9 +279,7 @@ class Averaged(OfClasses):
             )
         self.average = average
 
-    def rate(
-        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray, apart: np.ndarray
-    ) -> np.ndarray:
+    def rate(self, right: Counts, wrong: Counts, missed: Counts, apart: Counts) -> np.ndarray:
         """The rate of each class, from its true positives, false positives, false negatives and
         true negatives."""
         raise GraphError(f"{type(self).__name__} does not define rate(self, ...)")
@@ -298,9 +299,7 @@ class Averaged(OfClasses):
             return float(ratio((weights * each).sum(), weights.sum()))
         return each
 
-    def counts_in_mean(
-        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray
-    ) -> np.ndarray:
+    def counts_in_mean(self, right: Counts, wrong: Counts, missed: Counts) -> np.ndarray:
         """The weights of classes in a mean: 0 for those that neither occur nor were found, but 1
         for all labels."""
         if self.task == "multilabel":
