@@ -112,14 +112,8 @@ class Adam(Moments):
         rate, size, correction = (update.numbers[name] for name in ("rate", "size", "root"))
         eps = float(self.eps)
 
-        def stepped(
-            p: Expression,
-            m: Expression,
-            v: Expression,
-            rate: Expression,
-            size: Expression,
-            correction: Expression,
-        ) -> Expression:
+        def stepped(*operands: Expression) -> Expression:
+            p, m, v, rate, size, correction = operands
             step = m / (sqrt(v) / correction + eps)
             return self.shrunk(update, p, rate) - (update.factor * size) * step
 
@@ -302,16 +296,8 @@ class NAdam(_Decoupled):
     def apply(self, update: Update) -> None:
         p, g = update.parameter, update.gradient
 
-        def stepped(
-            p: Expression,
-            g: Expression,
-            m: Expression,
-            v: Expression,
-            rate: Expression,
-            by_gradient: Expression,
-            by_mean: Expression,
-            correction: Expression,
-        ) -> Expression:
+        def stepped(*operands: Expression) -> Expression:
+            p, g, m, v, rate, by_gradient, by_mean, correction = operands
             spread = sqrt(v) / correction + float(self.eps)
             step = by_gradient * (self.slope(update, p, g) / spread) + by_mean * (m / spread)
             return self.shrunk(update, p, rate) - update.factor * step
@@ -354,14 +340,8 @@ class RAdam(_Decoupled):
     def apply(self, update: Update) -> None:
         p = update.parameter
 
-        def stepped(
-            p: Expression,
-            m: Expression,
-            v: Expression,
-            rate: Expression,
-            size: Expression,
-            rectified: Expression,
-        ) -> Expression:
+        def stepped(*operands: Expression) -> Expression:
+            p, m, v, rate, size, rectified = operands
             spread = rectified / (sqrt(v) + float(self.eps))
             step = m * where(rectified > 0.0, spread, 1.0)
             return self.shrunk(update, p, rate) - (update.factor * size) * step

@@ -109,14 +109,8 @@ class LAMB(Moments):
     def apply(self, update: Update) -> None:
         p, g, (m, v) = update.parameter, update.gradient, (update.slots[s] for s in self.slots)
 
-        def direction(
-            p: Expression,
-            g: Expression,
-            m: Expression,
-            v: Expression,
-            first: Expression,
-            second: Expression,
-        ) -> Expression:
+        def direction(*operands: Expression) -> Expression:
+            p, g, m, v, first, second = operands
             spread = sqrt(self.square(v, g) / second) + float(self.eps)
             return self.mean(m, g) / first / spread + update.decay * p
 
