@@ -23,7 +23,13 @@ from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply, current_trace
 from minidnn.graph.types import numpy_dtype, plain
 from minidnn.graph.window import WindowAxis, average_window
-from minidnn.layers.arguments import check_count, check_normalized_shape, check_rank, misfit
+from minidnn.layers.arguments import (
+    check_channels,
+    check_count,
+    check_normalized_shape,
+    check_rank,
+    misfit,
+)
 from minidnn.layers.layer import Layer
 from minidnn.layers.parameter import LazyArray, Parameter, filled
 
@@ -131,13 +137,6 @@ class _PerChannel(Layer):
         names = ("weight", "bias") if self.affine else ()
         return apply(ops.GroupNorm(groups, eps), x, *(self.constants(*names) if names else ()))
 
-    def _check_channels(self, x: Any, channels: int) -> None:
-        if x.shape[1] != channels:
-            raise misfit(
-                type(self).__name__,
-                f"input has shape {x.shape} with {x.shape[1]} channels; valid are {channels}",
-            )
-
 
 class _BatchNorm(_PerChannel):
     """The base of batch normalizations of one or several ranks."""
@@ -168,7 +167,7 @@ class _BatchNorm(_PerChannel):
         check_rank(type(self).__name__, x, *self.ranks)
         if not self._learns_statistics():
             return self._by_statistics(self.op.eps, x)
-        self._check_channels(x, self.num_features)
+        check_channels(type(self).__name__, x, self.num_features)
         mean, var, unbias = self._statistics(x)
         trace = current_trace()
         counter: Any = self.parameter("num_batches_tracked")
@@ -252,7 +251,7 @@ class GroupNorm(_PerChannel):
 
     def forward(self, x: Any) -> Any:
         check_rank("GroupNorm", x, 2, 3, 4, 5)
-        self._check_channels(x, self.num_channels)
+        check_channels(type(self).__name__, x, self.num_channels)
         return self._by_groups(self.num_groups, self.op.eps, x)
 
     def extra_repr(self) -> str:
@@ -282,7 +281,7 @@ class _InstanceNorm(_PerChannel):
 
     def forward(self, x: Any) -> Any:
         check_rank(type(self).__name__, x, self.rank)
-        self._check_channels(x, self.num_features)
+        check_channels(type(self).__name__, x, self.num_features)
         if self.track_running_stats and not self._learns_statistics():
             return self._by_statistics(self.op.eps, x)
         if self.track_running_stats and self.momentum:
