@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from math import ceil, exp, log, sqrt
 from typing import Any, ClassVar, Literal
 
@@ -180,19 +181,12 @@ class Affine(Mover):
         # Where each pixel comes from, (N, H, W): between two rows and two columns.
         rows = middle + sin * across * u + (shear * sin + cos) * down * v
         columns = center + cos * across * u + (shear * cos - sin) * down * v
-        rows, columns = (
-            rows + self.shift * height * amounts[4],
-            columns + self.shift * width * amounts[5],
-        )
+        rows = rows + self.shift * height * amounts[4]
+        columns = columns + self.shift * width * amounts[5]
         tops, lefts = np.floor(rows), np.floor(columns)
         samples, channel_index = np.ogrid[:n, :channels]
         out = np.zeros_like(x)
-        for row, column in (
-            (tops, lefts),
-            (tops, lefts + 1),
-            (tops + 1, lefts),
-            (tops + 1, lefts + 1),
-        ):
+        for row, column in product((tops, tops + 1), (lefts, lefts + 1)):
             share = (1 - abs(rows - row)) * (1 - abs(columns - column))
             share *= (row >= 0) & (row < height) & (column >= 0) & (column < width)
             r = np.clip(row, 0, height - 1).astype(np.int64)[:, None]

@@ -209,9 +209,8 @@ class NcclGroup(ConsensusCheck):
             )
         count = cupy.cuda.runtime.getDeviceCount()
         if count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:
-            place = replace(
-                place, local_rank=0
-            )  # Slurm and others show each process only its own GPU
+            # Slurm and others show each process only its own GPU.
+            place = replace(place, local_rank=0)
         if place.local_rank >= count:
             raise DistributedError(
                 f"local rank {place.local_rank} has no GPU: there are {count}; valid is one "
@@ -283,9 +282,8 @@ class NcclGroup(ConsensusCheck):
 
     def sum_of(self, numbers: Sequence[float]) -> list[float]:
         self.enter()
-        sums = np.array(
-            [0.0, *numbers], np.float64
-        )  # ranks wait for each other even without numbers
+        # One number more, so that ranks wait for each other where there are none.
+        sums = np.array([0.0, *numbers], np.float64)
         self.add([sums])
         return [float(number) for number in sums[1:]]
 

@@ -339,12 +339,8 @@ class MatthewsCorrCoef(OfClasses):
     def result(self, states: States) -> Any:
         counts = self.counts(states).astype(np.float64)
         counts = counts if self.task == "multiclass" else counts.sum(0)
-        true, predicted, right, total = (
-            counts.sum(1),
-            counts.sum(0),
-            np.trace(counts),
-            counts.sum(),
-        )
+        true, predicted = counts.sum(1), counts.sum(0)
+        right, total = np.trace(counts), counts.sum()
         if len(counts) == 2 and total and right in (0.0, total):
             return 1.0 if right else -1.0
         spread = np.sqrt((total**2 - (predicted**2).sum()) * (total**2 - (true**2).sum()))

@@ -250,9 +250,8 @@ def write_expression(writer: Writer, node: Node, inputs: list[str]) -> str:
         else:
             results.append(_operation(writer, line.op, operand_names, computed))
     result = results[-1]
-    if (
-        node.output.dtype in INT8_DTYPES
-    ):  # int8 and uint8 saturate, which a cast in ONNX need not do
+    # int8 and uint8 saturate, which a cast in ONNX need not do.
+    if node.output.dtype in INT8_DTYPES:
         bounds = np.iinfo(node.output.dtype)
         limits = [writer.number(bound, computed) for bound in (bounds.min, bounds.max)]
         result = writer.add("Clip", [result, *limits])

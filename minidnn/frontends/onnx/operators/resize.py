@@ -97,10 +97,8 @@ def _resize(call: OnnxCall) -> Value:
         if mode == "nearest":
             # Before opset 11 only ONNX's tests define it: 1 2 3 4 scaled by 0.6 is 1 3.
             direction = "ceil" if call.opset < 11 and spec.scale < 1 else rounding
-            indices, weights = (
-                _nearest(coordinates, direction)[:, None],
-                np.ones((spec.outputs, 1)),
-            )
+            indices = _nearest(coordinates, direction)[:, None]
+            weights = np.ones((spec.outputs, 1))
         else:
             scale = min(spec.scale, 1.0) if antialias else 1.0
             if _span(mode, scale) > _LONGEST_SPAN:
