@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from math import ceil, exp, log, sqrt
 from typing import Any, ClassVar, Literal
 
@@ -60,8 +61,20 @@ class Normalize:
         return x
 
 
+class Mover:
+    """The base of steps that move pixels."""
+
+    def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
+        """Draws what is done to a batch of this shape."""
+        raise NotImplementedError
+
+    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
+        sizes_of(self, x)
+        return self.move(x.shape, draws).pictures(x)
+
+
 @dataclass(frozen=True)
-class Flip:
+class Flip(Mover):
     """Exchanges left and right.
 
     Args:
@@ -76,10 +89,6 @@ class Flip:
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """Draws which pictures of a batch are flipped."""
         return Flipped(draws.uniform() < self.probability)
-
-    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        sizes_of(self, x)
-        return self.move(x.shape, draws).pictures(x)
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,7 @@ class VerticalFlip(Flip):
 
 
 @dataclass(frozen=True)
-class RandomCrop:
+class RandomCrop(Mover):
     """Cuts out a square anywhere.
 
     Args:
@@ -123,13 +132,9 @@ class RandomCrop:
             draws.integers(rows + 1), draws.integers(columns + 1), self.size, self.padding
         )
 
-    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        sizes_of(self, x)
-        return self.move(x.shape, draws).pictures(x)
-
 
 @dataclass(frozen=True)
-class Affine:
+class Affine(Mover):
     """Turns, shifts, scales and shears each picture by random amounts about its middle; what comes
     from outside is 0.
 
@@ -151,9 +156,6 @@ class Affine:
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """Draws the amounts of a batch: a rotation, a shear, two scales and two shifts each."""
         return _Affine(self, draws.uniform(6, 1, 1, low=-1.0).swapaxes(0, 1))
-
-    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        return self.move(x.shape, draws).pictures(x)
 
     def matrices(self, amounts: np.ndarray, height: int, width: int) -> np.ndarray:
         """Returns the affine map (N, 2, 3) of each picture, as :mod:`minidnn.data.moves` has it.
@@ -179,19 +181,12 @@ class Affine:
         # Where each pixel comes from, (N, H, W): between two rows and two columns.
         rows = middle + sin * across * u + (shear * sin + cos) * down * v
         columns = center + cos * across * u + (shear * cos - sin) * down * v
-        rows, columns = (
-            rows + self.shift * height * amounts[4],
-            columns + self.shift * width * amounts[5],
-        )
+        rows = rows + self.shift * height * amounts[4]
+        columns = columns + self.shift * width * amounts[5]
         tops, lefts = np.floor(rows), np.floor(columns)
         samples, channel_index = np.ogrid[:n, :channels]
         out = np.zeros_like(x)
-        for row, column in (
-            (tops, lefts),
-            (tops, lefts + 1),
-            (tops + 1, lefts),
-            (tops + 1, lefts + 1),
-        ):
+        for row, column in product((tops, tops + 1), (lefts, lefts + 1)):
             share = (1 - abs(rows - row)) * (1 - abs(columns - column))
             share *= (row >= 0) & (row < height) & (column >= 0) & (column < width)
             r = np.clip(row, 0, height - 1).astype(np.int64)[:, None]
@@ -224,7 +219,7 @@ class _Affine(BatchMove):
 
 
 @dataclass(frozen=True)
-class ResizedCrop:
+class ResizedCrop(Mover):
     """Cuts out a box of random area and shape, and resizes it to ``size`` rows and columns.
 
     As the first step of a :class:`~minidnn.data.files.Folder` it is applied to the whole picture,
@@ -273,10 +268,6 @@ class ResizedCrop:
 
     def _resized(self, cut: np.ndarray) -> np.ndarray:
         return _resized(_resized(cut, self.size).swapaxes(1, 2), self.size).swapaxes(1, 2)
-
-    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        sizes_of(self, x)
-        return self.move(x.shape, draws).pictures(x)
 
 
 @dataclass(frozen=True)
@@ -421,7 +412,7 @@ def _turned(x: np.ndarray, turn: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Rotation:
+class Rotation(Mover):
     """Turns each picture about its middle, as torchvision's ``RandomRotation`` does.
 
     Args:
@@ -460,7 +451,3 @@ class Rotation:
         angles = draws.uniform(low=low, high=high)
         matrices = np.stack([inverse_matrix(-angle) for angle in angles.tolist()])
         return Matrices(matrices, self.interpolation == "bilinear", self.fill)
-
-    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
-        sizes_of(self, x)
-        return self.move(x.shape, draws).pictures(x)

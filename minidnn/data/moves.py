@@ -328,7 +328,7 @@ class Masks(Arrays):
     ) -> None:
         super().__init__(x, y, augment, classes)
         fits = self.x.ndim == 4 and self.y.shape == (len(self.x), *self.x.shape[2:])
-        if not fits or self.y.dtype.kind not in "buif" or self.y.dtype.kind == "f":
+        if not fits or self.y.dtype.kind == "f":
             raise DataError(
                 f"x has shape {self.x.shape}, and y {self.y.dtype} {self.y.shape}; valid are (N, "
                 "C, H, W), and whole numbers (N, H, W)"

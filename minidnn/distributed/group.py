@@ -76,13 +76,8 @@ def connect(device: str | None) -> RankGroup:
     kind = "cuda" if device is not None and device.startswith("cuda") else "cpu"
     group = _joined.get(kind)
     if group is None:
-        place = find_rank()
-        if kind == "cuda":
-            from minidnn.distributed.group import NcclGroup
-
-            group = _joined[kind] = NcclGroup(place)
-        else:
-            group = _joined[kind] = GlooGroup(place)
+        make = NcclGroup if kind == "cuda" else GlooGroup
+        group = _joined[kind] = make(find_rank())
     set_process_group(group)
     return group
 
@@ -108,13 +103,6 @@ class GlooGroup(ConsensusCheck):
             store = dist.TCPStore(place.host, self.watch.told, place.size, place.rank == 0)
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size)
         self._dist = dist
-
-    @property
-    def size(self) -> int:
-        return self.place.size
-
-    def enter(self) -> None:
-        self.watch.enter()
 
     def add(self, arrays: Sequence[np.ndarray]) -> None:
         """See :class:`minidnn.graph.operators.ranks.ProcessGroup`."""
@@ -221,9 +209,8 @@ class NcclGroup(ConsensusCheck):
             )
         count = cupy.cuda.runtime.getDeviceCount()
         if count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:
-            place = replace(
-                place, local_rank=0
-            )  # Slurm and others show each process only its own GPU
+            # Slurm and others show each process only its own GPU.
+            place = replace(place, local_rank=0)
         if place.local_rank >= count:
             raise DistributedError(
                 f"local rank {place.local_rank} has no GPU: there are {count}; valid is one "
@@ -248,16 +235,9 @@ class NcclGroup(ConsensusCheck):
         self.watch.released = self._ranks.abort
 
     @property
-    def size(self) -> int:
-        return self.place.size
-
-    @property
     def _version(self) -> str:
         number = self._nccl.get_version()
         return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-
-    def enter(self) -> None:
-        self.watch.enter()
 
     def begin(self, sums: Sequence[tuple[int, int, int, str]], ready: Any, done: Any) -> None:
         """Starts all-reduces between two events: see
@@ -302,9 +282,8 @@ class NcclGroup(ConsensusCheck):
 
     def sum_of(self, numbers: Sequence[float]) -> list[float]:
         self.enter()
-        sums = np.array(
-            [0.0, *numbers], np.float64
-        )  # ranks wait for each other even without numbers
+        # One number more, so that ranks wait for each other where there are none.
+        sums = np.array([0.0, *numbers], np.float64)
         self.add([sums])
         return [float(number) for number in sums[1:]]
 

@@ -127,12 +127,22 @@ def _first_node(nodes: str) -> str:
 
 
 class ConsensusCheck:
-    """Compares texts over all ranks, each text once: a base class of process groups."""
+    """The base class of process groups; it compares texts over all ranks, each text once."""
 
     place: RankInfo
+    watch: RankWatch
 
     def __init__(self) -> None:
         self._texts: set[str] = set()
+
+    @property
+    def size(self) -> int:
+        """See :class:`RankGroup`."""
+        return self.place.size
+
+    def enter(self) -> None:
+        """See :class:`RankGroup`."""
+        self.watch.enter()
 
     def sum_of(self, numbers: Sequence[float]) -> list[float]:
         """See :class:`RankGroup`."""
@@ -145,7 +155,7 @@ class ConsensusCheck:
         digest = hashlib.sha256(text.encode()).digest()
         parts = [int.from_bytes(digest[i : i + 3]) for i in range(0, 30, 3)]
         # A rank whose number is the mean of all may pass wrongly; then another rank fails.
-        if self.sum_of(parts) != [self.place.size * part for part in parts]:
+        if self.sum_of(parts) != [self.size * part for part in parts]:
             raise DistributedError(
                 f"rank {self.place.rank} trains by another program than the others; valid are the "
                 "same network, shapes, options and version in all ranks. Its sums over ranks are\n"

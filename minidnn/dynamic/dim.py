@@ -250,3 +250,9 @@ def written(template: Template) -> str:
     """A shape with its names, as a text for messages."""
     sizes = ", ".join(each.name if isinstance(each, Dim) else str(each) for each in template)
     return f"({sizes}{',' * (len(template) == 1)})"
+
+
+def written_inputs(inputs: Sequence[Endpoint], templates: Sequence[Template]) -> str:
+    """The dtypes and shapes of all inputs, as a text for messages."""
+    pairs = zip(inputs, templates, strict=True)
+    return ", ".join(f"{value.dtype}{written(template)}" for value, template in pairs)

@@ -17,7 +17,7 @@ import numpy as np
 from minidnn._forks import ForkLock
 from minidnn.compiled_file import check_path
 from minidnn.dynamic.batches import BatchSplit, BatchSplitter
-from minidnn.dynamic.dim import Dim, bound, check_inputs, sizes_of, templates_of, written
+from minidnn.dynamic.dim import Dim, bound, check_inputs, sizes_of, templates_of, written_inputs
 from minidnn.dynamic.kept import (
     Background,
     CachedProgram,
@@ -110,10 +110,10 @@ class DynamicExecutable:
         #: Checksums of the constants that are the same for the least and the most sizes.
         self._weights = {n: sum for n, sum in checksums(small).items() if later.get(n) == sum}
         self._batches = BatchSplitter(self.dims, self.templates, source.is_code, self._traced)
+        # There may be sizes that cannot be computed in parts.
+        is_more_than_batches = self.why_not_parts is not None or len(self.dims) > 1
         self._any_size = (
-            self.background
-            and self._is_more_than_batches()
-            and source.compile_any_size(small) is not None
+            self.background and is_more_than_batches and source.compile_any_size(small) is not None
         )
         self._alike = ResizedPrograms(self._traced, self._executable_of_any_size, self._shapes_of)
         if self._any_size:
@@ -129,10 +129,7 @@ class DynamicExecutable:
         self.store: Store | None = first.executable.store
 
     def __repr__(self) -> str:
-        inputs = ", ".join(
-            f"{value.dtype}{written(template)}"
-            for value, template in zip(self.inputs, self.templates, strict=True)
-        )
+        inputs = written_inputs(self.inputs, self.templates)
         dims = ", ".join(map(str, self.dims))
         return (
             f"<DynamicExecutable of {self.name} on {self.device} in {self.precision}: {inputs}; "
@@ -314,9 +311,7 @@ class DynamicExecutable:
         asked = {dim.name: dim.least for dim in self.dims} | sizes
         key = self._key("random_inputs", asked)
         graph = self._traced(key)
-        with self._lock:
-            (_, program), *_ = self._kept
-        return program.executable.random_arrays([value.shape for value in graph.inputs])
+        return self._kept_any().random_arrays([value.shape for value in graph.inputs])
 
     def explain(self) -> str:
         """The programs that are kept, with their sizes and calls, how other sizes are computed, and
@@ -330,8 +325,8 @@ class DynamicExecutable:
             f"{counts.dropped} dropped; memory of runs {counts.run_bytes / 1e6:.2f} MB, packed "
             f"weights {counts.weight_bytes / 1e6:.2f} MB",
             *table_of(entries, self._names),
+            self._explained_parts(),
         ]
-        lines.append(self._explained_parts())
         if self._any_size:
             lines.append(f"{self._generic_runs} calls were computed by kernels of any size")
         for key, reason in self._failed.items():
@@ -392,10 +387,6 @@ class DynamicExecutable:
             with self._lock:
                 program = self._kept.find(key)
             return program or self._made(key, False, "kernels of any size", any_size=True)
-
-    def _is_more_than_batches(self) -> bool:
-        """Whether there may be sizes that cannot be computed in parts."""
-        return self.why_not_parts is not None or len(self.dims) > 1
 
     def _queue_programs(self, key: Key, parts: int) -> None:
         """Queues the program for these sizes if they are requested often enough; and, if this batch

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.dynamic.dim import Dim, Template, check_inputs, sizes_of, written
+from minidnn.dynamic.dim import Dim, Template, bound, check_inputs, sizes_of, written_inputs
 from minidnn.dynamic.split import (
     BatchPart,
     RowWise,
@@ -71,10 +71,7 @@ class BatchExecutable:
         )
 
     def __repr__(self) -> str:
-        inputs = ", ".join(
-            f"{value.dtype}{written(template)}"
-            for value, template in zip(self.inputs, self.templates, strict=True)
-        )
+        inputs = written_inputs(self.inputs, self.templates)
         return (
             f"<BatchExecutable of {self.name} on {self.device} in {self.precision}: {inputs}; "
             f"{self.dims[0]}, programs for {', '.join(map(str, self.programs))}>"
@@ -130,11 +127,7 @@ class BatchExecutable:
         """Random inputs of a batch, always the same; by default of the least batch."""
         (batch,) = self.dims
         rows = check_inputs(self.dims, {batch.name: batch.least} | sizes, "random_inputs")
-        shapes = [
-            tuple(rows[batch.name] if isinstance(each, Dim) else each for each in template)
-            for template in self.templates
-        ]
-        return self._first.random_arrays(shapes)
+        return self._first.random_arrays(list(bound(self.templates, rows)))
 
     def explain(self) -> str:
         """How batches are computed, and the explanation of the program for the most rows."""

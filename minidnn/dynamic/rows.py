@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -226,16 +227,6 @@ def _matmul(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> st
     return None
 
 
-def _along(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
-    assert isinstance(op, (ops.Softmax, ops.LogSoftmax, ops.ArgMax))
-    return _JOINS if op.dim % given[0].type.rank == 0 else None
-
-
-def _reduce(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
-    assert isinstance(op, ops.Reduce)
-    return _JOINS if 0 in op.dims else None
-
-
 def _layer_norm(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
     assert isinstance(op, ops.LayerNorm)
     return _JOINS if op.axes >= given[0].type.rank else _first(op, given, rows)
@@ -244,43 +235,6 @@ def _layer_norm(op: Operator, given: Sequence[Value], rows: Collection[Value]) -
 def _concat(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
     assert isinstance(op, ops.Concat)
     return _JOINS if op.axis % given[0].type.rank == 0 else _all(op, given, rows)
-
-
-def _flatten(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
-    assert isinstance(op, ops.Flatten)
-    return _JOINS if op.start_dim % given[0].type.rank == 0 else None
-
-
-def _view(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
-    assert isinstance(op, ops.View)
-    return None if op.shape and op.shape[0] == given[0].shape[0] else _JOINS
-
-
-def _transpose(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
-    assert isinstance(op, ops.Transpose)
-    return None if op.dims[0] == 0 else _PLACES
-
-
-def _slice(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
-    assert isinstance(op, ops.Slice)
-    keeps_all = (op.starts[0], op.sizes[0], op.steps[0]) == (0, given[0].shape[0], 1)
-    return None if keeps_all else _PLACES
-
-
-def _expand(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
-    """An Expand must not add axes before the rows."""
-    assert isinstance(op, ops.Expand)
-    return None if len(op.shape) == given[0].type.rank else _PLACES
-
-
-def _pad(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
-    assert isinstance(op, ops.Pad)
-    return _PLACES if op.before[0] or op.after[0] else None
-
-
-def _take(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
-    assert isinstance(op, ops.Take)
-    return None if op.indices[0] is None else _PLACES
 
 
 def _gather(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
@@ -293,6 +247,12 @@ def _gather(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> st
     return None if axis == 0 else _PLACES
 
 
+def _if(keeps: Callable[[Any, Value], bool], otherwise: str) -> _Rule:
+    """The rule of operators that keep rows apart if ``keeps`` holds for the operator and its first
+    operand."""
+    return lambda op, given, rows: None if keeps(op, given[0]) else otherwise
+
+
 #: The rule of each kind of operators; others are not known to keep rows independent.
 _RULES: tuple[tuple[type | tuple[type, ...], _Rule], ...] = (
     (Elementwise, _elementwise),
@@ -302,16 +262,23 @@ _RULES: tuple[tuple[type | tuple[type, ...], _Rule], ...] = (
     (ops.GroupNorm, _first),
     (ops.Linear, _linear),
     (ops.MatMul, _matmul),
-    ((ops.Softmax, ops.LogSoftmax, ops.ArgMax), _along),
-    (ops.Reduce, _reduce),
+    (
+        (ops.Softmax, ops.LogSoftmax, ops.ArgMax),
+        _if(lambda op, x: op.dim % x.type.rank != 0, _JOINS),
+    ),
+    (ops.Reduce, _if(lambda op, x: 0 not in op.dims, _JOINS)),
     (ops.LayerNorm, _layer_norm),
     (ops.Concat, _concat),
-    (ops.Flatten, _flatten),
-    (ops.View, _view),
-    (ops.Transpose, _transpose),
-    (ops.Slice, _slice),
-    (ops.Expand, _expand),
-    (ops.Pad, _pad),
-    (ops.Take, _take),
+    (ops.Flatten, _if(lambda op, x: op.start_dim % x.type.rank != 0, _JOINS)),
+    (ops.View, _if(lambda op, x: op.shape[:1] == x.shape[:1], _JOINS)),
+    (ops.Transpose, _if(lambda op, x: op.dims[0] == 0, _PLACES)),
+    (
+        ops.Slice,
+        _if(lambda op, x: (op.starts[0], op.sizes[0], op.steps[0]) == (0, x.shape[0], 1), _PLACES),
+    ),
+    # An Expand must not add axes before the rows.
+    (ops.Expand, _if(lambda op, x: len(op.shape) == x.type.rank, _PLACES)),
+    (ops.Pad, _if(lambda op, x: not op.before[0] and not op.after[0], _PLACES)),
+    (ops.Take, _if(lambda op, x: op.indices[0] is None, _PLACES)),
     (ops.Gather, _gather),
 )

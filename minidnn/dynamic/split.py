@@ -99,10 +99,7 @@ def run_in_parts(
     values = first.interface.inputs
     viewed = [to_numpy(f"input {v.name!r}", each) for v, each in zip(values, given, strict=True)]
     arrays = [array for array, _ in viewed]
-    shapes = [
-        (rows, *value.shape[1:]) if has_rows else value.shape
-        for value, has_rows in zip(first.interface.outputs, wise.outputs, strict=True)
-    ]
+    shapes = with_rows(rows, [value.shape for value in first.interface.outputs], wise.outputs)
     results = first.outputs_for(out, shapes)
     if out is not None:
         arrays = [apart(array, results) for array in arrays]
@@ -135,13 +132,10 @@ def without_rows(executable: Executable, wise: RowWise, given: Sequence[Any], ou
         )
     ]
     returned = executable(*inputs)
-    is_several = isinstance(returned, (tuple, dict))
-    results = (
-        list(returned.values() if isinstance(returned, dict) else returned)
-        if is_several
-        else [returned]
-    )
-    results = _rows(results, wise.outputs, BatchPart(0, 0))
+    if isinstance(returned, dict):
+        returned = tuple(returned.values())
+    several = returned if isinstance(returned, tuple) else (returned,)
+    results = _rows(several, wise.outputs, BatchPart(0, 0))
     if out is None:
         return executable.packed(results)
     shapes = [tuple(result.shape) for result in results]
@@ -184,11 +178,8 @@ def _on_device(
     """The results of parts on a device, where arrays and results stay; see :func:`run_in_parts`."""
     arrays = [np.asarray(each) if isinstance(each, (list, tuple)) else each for each in given]
     first = executables[0]
-    rows = parts[-1].end
-    shapes = [
-        (rows, *value.shape[1:]) if has_rows else value.shape
-        for value, has_rows in zip(first.interface.outputs, wise.outputs, strict=True)
-    ]
+    output_shapes = [value.shape for value in first.interface.outputs]
+    shapes = with_rows(parts[-1].end, output_shapes, wise.outputs)
     targets = None if out is None else _targets_on_device(out, shapes)
     pieces: list[list[Any]] = []
     for part, executable in zip(parts, executables, strict=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -95,31 +96,17 @@ def looks_at_sizes(network: Any) -> bool:
     return frontend.looks_at_sizes(network) if isinstance(frontend, SizingFrontEnd) else True
 
 
-def _onnx() -> FrontEnd:
-    frontend: FrontEnd = import_module("minidnn.frontends.onnx.frontend").OnnxFrontEnd()
-    return frontend
-
-
-def _saved() -> FrontEnd:
-    frontend: FrontEnd = import_module("minidnn.frontends.zoo").SavedFrontEnd()
-    return frontend
-
-
-def _zoo() -> FrontEnd:
-    frontend: FrontEnd = import_module("minidnn.frontends.zoo").ZooFrontEnd()
-    return frontend
-
-
-def _torch() -> FrontEnd:
-    frontend: FrontEnd = import_module("minidnn.frontends.torch.frontend").TorchFrontEnd()
+def _imported(module: str, kind: str) -> FrontEnd:
+    """An instance of a class in a module of this package."""
+    frontend: FrontEnd = getattr(import_module(f"minidnn.frontends.{module}"), kind)()
     return frontend
 
 
 _BUILT_IN: dict[str, Callable[[], FrontEnd]] = {
-    "onnx": _onnx,
-    "saved": _saved,
-    "torch": _torch,
-    "zoo": _zoo,
+    "onnx": partial(_imported, "onnx.frontend", "OnnxFrontEnd"),
+    "saved": partial(_imported, "zoo", "SavedFrontEnd"),
+    "torch": partial(_imported, "torch.frontend", "TorchFrontEnd"),
+    "zoo": partial(_imported, "zoo", "ZooFrontEnd"),
 }
 
 

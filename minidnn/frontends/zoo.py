@@ -158,8 +158,5 @@ def _begins_like_one(path: str) -> bool:
             return False
         with open(path, "rb") as file:
             return file.read(9)[8:] == b"{"
-    except (
-        OSError,
-        ValueError,
-    ):  # no file, or an invalid path: another front end or ``advice`` reports it
-        return False
+    except (OSError, ValueError):
+        return False  # no file, or an invalid path: another front end or ``advice`` reports it

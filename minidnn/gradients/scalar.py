@@ -217,9 +217,7 @@ def _changed(term: Term, result: Expression, tangent: Expression) -> Expression:
 
 
 def _sum(first: Expression, *others: Expression) -> Expression:
-    for other in others:
-        first = first + other
-    return first
+    return sum(others, start=first)
 
 
 def _linear(tangent: Expression, function: Callable[[Expression], Expression]) -> Expression:

@@ -41,11 +41,7 @@ class _FormulaLayer(OperatorLayer):
     def __init__(self, body: Expression) -> None:
         super().__init__(ops.Formula(body, title=type(self).__name__))
 
-    def extra_repr(self) -> str:
-        return ""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
+    __repr__ = Layer.__repr__
 
     def _number(self, name: str, value: Any, above: float = float("-inf")) -> float:
         """An argument as a float; GraphError unless it is a finite number above ``above``."""
@@ -73,12 +69,11 @@ class CELU(_FormulaLayer):
     >>> net = Sequential(Conv2d(3, 8, 3), CELU(0.5))
     """
 
+    _shown = ("alpha",)
+
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
         self.alpha = self._number("alpha", alpha, 0)
         super().__init__(formulas.celu(argument(0), self.alpha))
-
-    def extra_repr(self) -> str:
-        return f"alpha={self.alpha}"
 
 
 class SELU(_FormulaLayer):
@@ -109,13 +104,12 @@ class Softplus(_FormulaLayer):
     >>> net = Sequential(Conv2d(3, 8, 3), Softplus())
     """
 
+    _shown = ("beta", "threshold")
+
     def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
         self.beta = self._number("beta", beta, 0)
         self.threshold = self._number("threshold", threshold)
         super().__init__(formulas.scaled_softplus(argument(0), self.beta, self.threshold))
-
-    def extra_repr(self) -> str:
-        return f"beta={self.beta}, threshold={self.threshold}"
 
 
 class Mish(_FormulaLayer):
@@ -146,13 +140,12 @@ class Hardtanh(_FormulaLayer):
     >>> net = Sequential(Conv2d(3, 8, 3), Hardtanh())
     """
 
+    _shown = ("min_val", "max_val")
+
     def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
         self.min_val = self._number("min_val", min_val)
         self.max_val = self._number("max_val", max_val, self.min_val)
         super().__init__(scalar.clip(argument(0), self.min_val, self.max_val))
-
-    def extra_repr(self) -> str:
-        return f"min_val={self.min_val}, max_val={self.max_val}"
 
 
 class LogSigmoid(_FormulaLayer):
@@ -197,14 +190,13 @@ class Softshrink(_FormulaLayer):
     >>> net = Sequential(Conv2d(3, 8, 3), Softshrink(0.1))
     """
 
+    _shown = ("lambd",)
+
     def __init__(self, lambd: float = 0.5) -> None:
         self.lambd = self._number("lambd", lambd)
         if self.lambd < 0:
             raise GraphError(f"Softshrink: lambd={lambd!r:.80}; valid is a number of at least 0")
         super().__init__(formulas.softshrink(argument(0), self.lambd))
-
-    def extra_repr(self) -> str:
-        return f"lambd={self.lambd}"
 
 
 class Hardshrink(_FormulaLayer):
@@ -219,12 +211,11 @@ class Hardshrink(_FormulaLayer):
     >>> net = Sequential(Conv2d(3, 8, 3), Hardshrink(0.1))
     """
 
+    _shown = ("lambd",)
+
     def __init__(self, lambd: float = 0.5) -> None:
         self.lambd = self._number("lambd", lambd)
         super().__init__(formulas.hardshrink(argument(0), self.lambd))
-
-    def extra_repr(self) -> str:
-        return f"lambd={self.lambd}"
 
 
 class Threshold(_FormulaLayer):
@@ -241,13 +232,12 @@ class Threshold(_FormulaLayer):
     >>> net = Sequential(Conv2d(3, 8, 3), Threshold(0.1, 0.0))
     """
 
+    _shown = ("threshold", "value")
+
     def __init__(self, threshold: float, value: float, inplace: bool = False) -> None:
         self.threshold = self._number("threshold", threshold)
         self.value = self._number("value", value)
         super().__init__(formulas.threshold(argument(0), self.threshold, self.value))
-
-    def extra_repr(self) -> str:
-        return f"threshold={self.threshold}, value={self.value}"
 
 
 class GLU(Layer):
@@ -263,6 +253,8 @@ class GLU(Layer):
 
     >>> net = Sequential(Conv2d(3, 16, 3), GLU(1))
     """
+
+    _shown = ("dim",)
 
     def __init__(self, dim: int = -1) -> None:
         self.dim = _whole("GLU", "dim", dim)
@@ -280,9 +272,6 @@ class GLU(Layer):
         gated = ops.Formula(formulas.glu(argument(0), argument(1)), tensors=2, title="GLU")
         return apply(gated, *halves)
 
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
-
 
 class Softmin(Layer):
     """``Softmax`` of ``-x`` along ``dim``.
@@ -296,14 +285,13 @@ class Softmin(Layer):
     >>> net = Sequential(Linear(8, 10), Softmin(1))
     """
 
+    _shown = ("dim",)
+
     def __init__(self, dim: int = -1) -> None:
         self.dim = _whole("Softmin", "dim", dim)
 
     def forward(self, x: Any) -> Any:
         return apply(ops.Softmax(self.dim), apply(ops.Formula(-argument(0), title="Neg"), x))
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
 
 
 class Softmax2d(Layer):

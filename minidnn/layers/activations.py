@@ -120,6 +120,8 @@ class PReLU(Layer):
     >>> net = Sequential(Conv2d(3, 8, 3), PReLU(8))
     """
 
+    _shown = ("num_parameters",)
+
     def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
         self.num_parameters = check_count("PReLU", "num_parameters", num_parameters)
         if isinstance(init, bool) or not isinstance(init, (int, float)):
@@ -132,9 +134,6 @@ class PReLU(Layer):
         value, slope = argument(0), argument(1)
         body = where(value > 0.0, value, slope * value)
         return apply(ops.Formula(body, tensors, vectors, "PReLU"), x, *self.constants("weight"))
-
-    def extra_repr(self) -> str:
-        return f"num_parameters={self.num_parameters}"
 
 
 class ELU(OperatorLayer):

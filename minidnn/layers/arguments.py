@@ -123,6 +123,14 @@ def check_rank(owner: str, x: Any, *ranks: int) -> None:
         )
 
 
+def check_channels(owner: str, x: Value, channels: int) -> None:
+    """GraphError unless axis 1 of a layer's input has this size."""
+    if x.shape[1] != channels:
+        raise misfit(
+            owner, f"input has shape {x.shape} with {x.shape[1]} channels; valid are {channels}"
+        )
+
+
 def check_numbers(owner: str, name: str, value: Any, count: int, least: int | None) -> list[int]:
     """``count`` ints of at least ``least``, from a sequence or from one int for all."""
     value = plain(value)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph.evaluate import evaluate
-from minidnn.graph.ir import Graph, Node, Rewriter
+from minidnn.graph.ir import Rewriter
 from minidnn.graph.operators import BatchNorm
 from minidnn.layers.build import to_graph
 from minidnn.layers.layer import Layer
@@ -75,27 +76,29 @@ def calibrate(network: Layer, *inputs: np.ndarray) -> Layer:
                 f"calibrate: input {index} is a {type(array).__name__}; valid is a NumPy array"
             )
     graph = to_graph(network, [array.shape for array in inputs])
-    layers = {path: layer for path, layer in network.named_layers()}
+    layers = dict(network.named_layers())
     if isinstance(network, _CALIBRATED):
         layers = {node.source: network for node in graph.nodes}
     measured: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def measure_for(node: Node) -> Measure | None:
+    def measure(layer: BatchNorm1d | BatchNorm2d, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if id(layer) not in measured:
+            mean, var = measured[id(layer)] = _statistics(x)
+            layer.running_mean.assign(mean)
+            layer.running_var.assign(var)
+        return measured[id(layer)]
+
+    # Measuring operators take the place of the layers' normalizations.
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
         layer = layers.get(node.source)
-        if not isinstance(layer, _CALIBRATED):
-            return None
-
-        def measure(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            if id(layer) not in measured:
-                mean, var = _statistics(x)
-                layer.running_mean.assign(mean)
-                layer.running_var.assign(var)
-                measured[id(layer)] = (mean, var)
-            return measured[id(layer)]
-
-        return measure
-
-    measuring = _measuring(graph, measure_for)
+        if not isinstance(node.op, BatchNorm) or not isinstance(layer, _CALIBRATED):
+            rewriter.keep(node)
+            continue
+        op = _MeasuringBatchNorm(node.op.eps, measure=partial(measure, layer))
+        new = rewriter.add(op, [rewriter.value(v) for v in node.inputs], node.name, node.source)
+        rewriter.replace(node.output, new.output)
+    measuring = rewriter.finish()
     if measuring is not graph:
         evaluate(measuring, inputs)
     return network
@@ -110,20 +113,6 @@ class _MeasuringBatchNorm(BatchNorm):
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         x, weight, bias, *_ = inputs
         return super().reference(x, weight, bias, *self.measure(x))
-
-
-def _measuring(graph: Graph, measure_for: Callable[[Node], Measure | None]) -> Graph:
-    """The graph with measuring operators for the normalizations of layers; others stay."""
-    rewriter = Rewriter(graph)
-    for node in graph.nodes:
-        measure = measure_for(node) if isinstance(node.op, BatchNorm) else None
-        if measure is None or not isinstance(node.op, BatchNorm):
-            rewriter.keep(node)
-            continue
-        op = _MeasuringBatchNorm(node.op.eps, measure=measure)
-        new = rewriter.add(op, [rewriter.value(v) for v in node.inputs], node.name, node.source)
-        rewriter.replace(node.output, new.output)
-    return rewriter.finish()
 
 
 def _statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

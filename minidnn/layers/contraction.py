@@ -13,7 +13,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.operator import check_pair
 from minidnn.graph.trace import apply
 from minidnn.graph.transposed import transposed_convolution
-from minidnn.layers.arguments import check_count, check_numbers, check_rank, misfit
+from minidnn.layers.arguments import check_channels, check_count, check_numbers, check_rank, misfit
 from minidnn.layers.layer import Layer
 from minidnn.layers.padding import MODES, padded
 from minidnn.layers.parameter import Parameter, within
@@ -287,12 +287,7 @@ class _ConvTranspose(_Channels):
     def forward(self, x: Any) -> Any:
         name = type(self).__name__
         check_rank(name, x, self.axes + 2)
-        if x.shape[1] != self.in_channels:
-            raise misfit(
-                name,
-                f"input has shape {x.shape} with {x.shape[1]} channels; valid are "
-                f"{self.in_channels}",
-            )
+        check_channels(name, x, self.in_channels)
         pairs = zip(self.padding, self.output_padding, strict=True)
         try:
             return transposed_convolution(

@@ -55,6 +55,7 @@ class Dropout(Layer):
     >>> net = Sequential(Flatten(), Dropout(0.2), Linear(64, 10))
     """
 
+    _shown = ("p",)
     _channels = False
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
@@ -62,9 +63,6 @@ class Dropout(Layer):
 
     def forward(self, x: Any) -> Any:
         return dropped(x, self.p, channels=self._channels)
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
 
 
 class Dropout2d(Dropout):
@@ -145,6 +143,8 @@ class DropPath(Layer):
     >>> net = Sequential(Conv2d(3, 8, 3), DropPath(0.1))
     """
 
+    _shown = ("drop_prob",)
+
     def __init__(self, drop_prob: float = 0.0, scale_by_keep: bool = True) -> None:
         self.drop_prob = _probability("DropPath", "drop_prob", drop_prob)
         self.scale_by_keep = bool(scale_by_keep)
@@ -154,9 +154,6 @@ class DropPath(Layer):
         if self.scale_by_keep or not current_trace().training or self.drop_prob == 1:
             return kept
         return kept * (1.0 - self.drop_prob)
-
-    def extra_repr(self) -> str:
-        return f"drop_prob={self.drop_prob}"
 
 
 class StochasticDepth(Layer):
@@ -174,6 +171,8 @@ class StochasticDepth(Layer):
     >>> net = Sequential(Conv2d(3, 8, 3), StochasticDepth(0.1, "row"))
     """
 
+    _shown = ("p", "mode")
+
     def __init__(self, p: float, mode: str) -> None:
         self.p = _probability("StochasticDepth", "p", p)
         if mode not in ("row", "batch"):
@@ -183,9 +182,6 @@ class StochasticDepth(Layer):
     def forward(self, x: Any) -> Any:
         rows = x.shape[0] if self.mode == "row" and isinstance(x, Value) else 1
         return dropped_rows(x, self.p, rows)
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}, mode={self.mode}"
 
 
 def _probability(owner: str, name: str, value: Any) -> float:

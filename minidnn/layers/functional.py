@@ -145,15 +145,8 @@ class Model(Layer):
 def _flatten(what: str, given: Any) -> tuple[tuple[str, ...] | None, tuple[Symbol, ...]]:
     """The names, if any, and the symbols of inputs or outputs."""
     names = tuple(given) if isinstance(given, Mapping) else None
-    symbols = (
-        tuple(given.values())
-        if isinstance(given, Mapping)
-        else (given,)
-        if isinstance(given, Symbol)
-        else tuple(given)
-        if isinstance(given, Sequence)
-        else (given,)
-    )
+    listed = tuple(given.values()) if isinstance(given, Mapping) else given
+    symbols = tuple(listed) if isinstance(listed, Sequence) else (listed,)
     if not symbols or not all(isinstance(symbol, Symbol) for symbol in symbols):
         raise GraphError(
             f"Model: {what}={given!r:.120}; valid are a symbol made by Input(...) and layers, "

@@ -223,9 +223,5 @@ class Upsample(Layer):
         return [float(factor) for factor in factors]
 
     def extra_repr(self) -> str:
-        how = (
-            f"size={self.size}"
-            if self.scale_factor is None
-            else (f"scale_factor={self.scale_factor}")
-        )
-        return f"{how}, mode={self.mode!r}"
+        name = "size" if self.scale_factor is None else "scale_factor"
+        return f"{name}={getattr(self, name)}, mode={self.mode!r}"

@@ -10,7 +10,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -77,6 +77,8 @@ class Layer:
 
     #: State-dict keys with these prefixes are ignored when they are loaded.
     ignored_prefixes: tuple[str, ...] = ()
+    #: The attributes that :meth:`extra_repr` shows.
+    _shown: ClassVar[tuple[str, ...]] = ()
     #: Whether training leaves the layer as it is; see :meth:`freeze`.
     frozen: bool = False
 
@@ -429,7 +431,7 @@ class Layer:
 
     def extra_repr(self) -> str:
         """The layer's arguments, for its representation."""
-        return ""
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self._shown)
 
     def __repr__(self) -> str:
         below = list(self.children())

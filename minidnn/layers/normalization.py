@@ -23,7 +23,13 @@ from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply, current_trace
 from minidnn.graph.types import numpy_dtype, plain
 from minidnn.graph.window import WindowAxis, average_window
-from minidnn.layers.arguments import check_count, check_normalized_shape, check_rank, misfit
+from minidnn.layers.arguments import (
+    check_channels,
+    check_count,
+    check_normalized_shape,
+    check_rank,
+    misfit,
+)
 from minidnn.layers.layer import Layer
 from minidnn.layers.parameter import LazyArray, Parameter, filled
 
@@ -37,14 +43,6 @@ __all__ = [
     "LocalResponseNorm",
     "RMSNorm",
 ]
-
-
-def _zeros(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return np.zeros(shape, np.float32)
-
-
-def _ones(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return np.ones(shape, np.float32)
 
 
 def _moved(old: Expression, new: Expression, factor: Expression) -> Expression:
@@ -61,8 +59,8 @@ class _PerChannel(Layer):
         """Adds ``weight`` and ``bias``, or the constants 1 and 0 in their place."""
         self.affine = affine
         if affine:
-            self.weight = Parameter((channels,), _ones)
-            self.bias = Parameter((channels,), _zeros)
+            self.weight = Parameter((channels,), filled(1.0))
+            self.bias = Parameter((channels,), filled(0.0))
         else:
             shape = (channels,)
             self._unit = tuple(LazyArray(partial(np.full, shape, v, np.float32)) for v in (1, 0))
@@ -73,9 +71,9 @@ class _PerChannel(Layer):
         if isinstance(momentum, bool) or not isinstance(momentum, (int, float, NoneType)):
             raise GraphError(f"{name}: momentum={momentum!r:.80}; valid are a number and None")
         self.momentum = momentum
-        self.running_mean = Parameter((channels,), _zeros, trainable=False)
-        self.running_var = Parameter((channels,), _ones, trainable=False)
-        self.num_batches_tracked = Parameter((), _zeros, "int64", optional=True)
+        self.running_mean = Parameter((channels,), filled(0.0), trainable=False)
+        self.running_var = Parameter((channels,), filled(1.0), trainable=False)
+        self.num_batches_tracked = Parameter((), filled(0.0), "int64", optional=True)
 
     def _learns_statistics(self) -> bool:
         """Whether the recorded graph takes the batch's statistics and updates the stored ones."""
@@ -139,13 +137,6 @@ class _PerChannel(Layer):
         names = ("weight", "bias") if self.affine else ()
         return apply(ops.GroupNorm(groups, eps), x, *(self.constants(*names) if names else ()))
 
-    def _check_channels(self, x: Any, channels: int) -> None:
-        if x.shape[1] != channels:
-            raise misfit(
-                type(self).__name__,
-                f"input has shape {x.shape} with {x.shape[1]} channels; valid are {channels}",
-            )
-
 
 class _BatchNorm(_PerChannel):
     """The base of batch normalizations of one or several ranks."""
@@ -176,7 +167,7 @@ class _BatchNorm(_PerChannel):
         check_rank(type(self).__name__, x, *self.ranks)
         if not self._learns_statistics():
             return self._by_statistics(self.op.eps, x)
-        self._check_channels(x, self.num_features)
+        check_channels(type(self).__name__, x, self.num_features)
         mean, var, unbias = self._statistics(x)
         trace = current_trace()
         counter: Any = self.parameter("num_batches_tracked")
@@ -260,7 +251,7 @@ class GroupNorm(_PerChannel):
 
     def forward(self, x: Any) -> Any:
         check_rank("GroupNorm", x, 2, 3, 4, 5)
-        self._check_channels(x, self.num_channels)
+        check_channels(type(self).__name__, x, self.num_channels)
         return self._by_groups(self.num_groups, self.op.eps, x)
 
     def extra_repr(self) -> str:
@@ -290,7 +281,7 @@ class _InstanceNorm(_PerChannel):
 
     def forward(self, x: Any) -> Any:
         check_rank(type(self).__name__, x, self.rank)
-        self._check_channels(x, self.num_features)
+        check_channels(type(self).__name__, x, self.num_features)
         if self.track_running_stats and not self._learns_statistics():
             return self._by_statistics(self.op.eps, x)
         if self.track_running_stats and self.momentum:
@@ -363,9 +354,9 @@ class LayerNorm(Layer):
     ) -> None:
         self.normalized_shape = check_normalized_shape("LayerNorm", normalized_shape)
         self.op = ops.LayerNorm(len(self.normalized_shape), eps)
-        self.weight = Parameter(self.normalized_shape, _ones) if elementwise_affine else None
+        self.weight = Parameter(self.normalized_shape, filled(1.0)) if elementwise_affine else None
         self.bias = (
-            Parameter(self.normalized_shape, _zeros) if elementwise_affine and bias else None
+            Parameter(self.normalized_shape, filled(0.0)) if elementwise_affine and bias else None
         )
 
     def forward(self, x: Any) -> Any:

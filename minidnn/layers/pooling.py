@@ -221,12 +221,9 @@ class AdaptiveAvgPool1d(_Rows):
     """
 
     def __init__(self, output_size: int | None) -> None:
-        size = (
-            None
-            if output_size is None
-            else _one("AdaptiveAvgPool1d", "output_size", output_size, 1)
-        )
-        super().__init__(ops.AdaptiveAvgPool2d((1, size)))
+        if output_size is not None:
+            output_size = _one("AdaptiveAvgPool1d", "output_size", output_size, 1)
+        super().__init__(ops.AdaptiveAvgPool2d((1, output_size)))
 
 
 class AdaptiveMaxPool2d(Layer):
@@ -242,6 +239,8 @@ class AdaptiveMaxPool2d(Layer):
     >>> net = Sequential(Conv2d(3, 8, 3), AdaptiveMaxPool2d((2, None)))
     """
 
+    _shown = ("output_size",)
+
     def __init__(
         self,
         output_size: int | tuple[int | None, int | None] | None,
@@ -256,9 +255,6 @@ class AdaptiveMaxPool2d(Layer):
     def forward(self, x: Any) -> Any:
         check_rank("AdaptiveMaxPool2d", x, 4)
         return adaptive_max(x, ops.AdaptiveAvgPool2d(self.output_size).sizes(x.type))
-
-    def extra_repr(self) -> str:
-        return f"output_size={self.output_size}"
 
 
 class AdaptiveMaxPool1d(_Rows):

@@ -144,6 +144,8 @@ class PixelShuffle(Layer):
     >>> net = Sequential(Conv2d(3, 12, 3, padding=1), PixelShuffle(2))
     """
 
+    _shown = ("upscale_factor",)
+
     def __init__(self, upscale_factor: int) -> None:
         self.upscale_factor = check_count("PixelShuffle", "upscale_factor", upscale_factor)
 
@@ -158,9 +160,6 @@ class PixelShuffle(Layer):
             )
         return rearranged.pixel_shuffle(x, self.upscale_factor)
 
-    def extra_repr(self) -> str:
-        return f"upscale_factor={self.upscale_factor}"
-
 
 class PixelUnshuffle(Layer):
     """(N, C, H * f, W * f) as (N, C * f * f, H, W), the inverse of :class:`PixelShuffle`.
@@ -174,6 +173,8 @@ class PixelUnshuffle(Layer):
     >>> net = Sequential(PixelUnshuffle(2), Conv2d(12, 8, 3))
     """
 
+    _shown = ("downscale_factor",)
+
     def __init__(self, downscale_factor: int) -> None:
         self.downscale_factor = check_count("PixelUnshuffle", "downscale_factor", downscale_factor)
 
@@ -186,9 +187,6 @@ class PixelUnshuffle(Layer):
                 f"downscale_factor = {self.downscale_factor}",
             )
         return rearranged.pixel_unshuffle(x, self.downscale_factor)
-
-    def extra_repr(self) -> str:
-        return f"downscale_factor={self.downscale_factor}"
 
 
 class ChannelShuffle(Layer):
@@ -205,6 +203,8 @@ class ChannelShuffle(Layer):
     >>> net = Sequential(Conv2d(3, 8, 1), ChannelShuffle(2))
     """
 
+    _shown = ("groups",)
+
     def __init__(self, groups: int) -> None:
         self.groups = check_count("ChannelShuffle", "groups", groups)
 
@@ -217,9 +217,6 @@ class ChannelShuffle(Layer):
                 f"groups = {self.groups}",
             )
         return rearranged.channel_shuffle(x, self.groups)
-
-    def extra_repr(self) -> str:
-        return f"groups={self.groups}"
 
 
 class Unflatten(Layer):
@@ -235,6 +232,8 @@ class Unflatten(Layer):
 
     >>> net = Sequential(Linear(8, 12), Unflatten(1, (3, 4)))
     """
+
+    _shown = ("dim", "unflattened_size")
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         sizes: Any = plain(unflattened_size)
@@ -266,9 +265,6 @@ class Unflatten(Layer):
             )
         sizes = (open_size if n == -1 else n for n in self.unflattened_size)
         return apply(ops.View((*x.shape[:axis], *sizes, *x.shape[axis + 1 :])), x)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
 
 
 class _OfBlocks(Layer):

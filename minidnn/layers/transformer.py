@@ -155,12 +155,7 @@ class MultiheadAttention(Layer):
         operands = [*self.constants("in_proj_weight"), *self.constants("in_proj_bias")]
         packed: Any = apply(ops.Linear(), query, *operands)
         size = self.embed_dim
-        projected = []
-        for i in range(3):
-            part: Any = packed[..., i * size : (i + 1) * size]
-            heads = part.reshape(*part.shape[:2], self.num_heads, size // self.num_heads)
-            projected.append(heads.permute(*order))
-        return projected
+        return [self._divided(packed[..., i * size : (i + 1) * size], order) for i in range(3)]
 
     def _heads(self, index: int, x: Value, order: tuple[int, ...]) -> Any:
         """One of query, key and value as (N, heads, length, features)."""
@@ -174,9 +169,11 @@ class MultiheadAttention(Layer):
             operands += self.constants(f"{'qkv'[index]}_proj_weight")
         for bias in self.constants("in_proj_bias"):
             operands.append(apply_or_compute(ops.Slice((index * size,), (size,), (1,)), bias))
-        out: Any = apply(ops.Linear(), x, *operands)
-        heads = out.reshape(*out.shape[:2], self.num_heads, size // self.num_heads)
-        return heads.permute(*order)
+        return self._divided(apply(ops.Linear(), x, *operands), order)
+
+    def _divided(self, x: Any, order: tuple[int, ...]) -> Any:
+        """The features of (..., E) divided among heads, with the axes in another order."""
+        return x.reshape(*x.shape[:2], self.num_heads, -1).permute(*order)
 
     def _masks(self, scores: Any, attn_mask: Any, key_padding_mask: Any) -> list[Any]:
         """The masks of a call, in shapes that broadcast with the scores."""
@@ -220,6 +217,11 @@ def _masked(hidden: list[bool]) -> Any:
         return score
 
     return body
+
+
+def _given(**masks: Any) -> dict[str, Any]:
+    """The masks that a caller gave."""
+    return {name: mask for name, mask in masks.items() if mask is not None}
 
 
 Activation = str | Callable[[Any], Any]
@@ -334,10 +336,9 @@ class TransformerEncoderLayer(_TransformerLayer):
         is_causal: bool = False,
     ) -> Any:
         def attend(x: Any) -> Any:
-            masks = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask}
-            present = {name: mask for name, mask in masks.items() if mask is not None}
+            masks = _given(attn_mask=src_mask, key_padding_mask=src_key_padding_mask)
             attention: Any = self.self_attn
-            return attention(x, x, x, need_weights=False, is_causal=is_causal, **present)[0]
+            return attention(x, x, x, need_weights=False, is_causal=is_causal, **masks)[0]
 
         return self._with(self._with(src, 1, attend), 2, self._feed_forward)
 
@@ -382,8 +383,7 @@ class TransformerDecoderLayer(_TransformerLayer):
         memory_is_causal: bool = False,
     ) -> Any:
         def attend(attention: Any, to: Any, mask: Any, padding: Any, causal: bool) -> Any:
-            masks = {"attn_mask": mask, "key_padding_mask": padding}
-            masks = {name: each for name, each in masks.items() if each is not None}
+            masks = _given(attn_mask=mask, key_padding_mask=padding)
 
             def branch(x: Any) -> Any:
                 other = x if to is None else to
@@ -450,8 +450,7 @@ class TransformerEncoder(_Stack):
         src_key_padding_mask: Any = None,
         is_causal: bool = False,
     ) -> Any:
-        masks = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask}
-        masks = {name: each for name, each in masks.items() if each is not None}
+        masks = _given(src_mask=mask, src_key_padding_mask=src_key_padding_mask)
         return self._through(src, is_causal=bool(is_causal), **masks)
 
 
@@ -485,12 +484,11 @@ class TransformerDecoder(_Stack):
         tgt_is_causal: bool = False,
         memory_is_causal: bool = False,
     ) -> Any:
-        masks = {
-            "tgt_mask": tgt_mask,
-            "memory_mask": memory_mask,
-            "tgt_key_padding_mask": tgt_key_padding_mask,
-            "memory_key_padding_mask": memory_key_padding_mask,
-        }
-        present = {name: mask for name, mask in masks.items() if mask is not None}
+        masks = _given(
+            tgt_mask=tgt_mask,
+            memory_mask=memory_mask,
+            tgt_key_padding_mask=tgt_key_padding_mask,
+            memory_key_padding_mask=memory_key_padding_mask,
+        )
         causal = {"tgt_is_causal": bool(tgt_is_causal), "memory_is_causal": bool(memory_is_causal)}
-        return self._through(tgt, memory, **causal, **present)
+        return self._through(tgt, memory, **causal, **masks)

@@ -22,6 +22,7 @@ from minidnn.layers import BatchNorm2d, Layer
 from minidnn.layers.arguments import Declared, Shapes
 from minidnn.layers.parameter import Parameter
 from minidnn.networks import graph_of
+from minidnn.training.objective import packed
 
 __all__ = ["CarriedNetwork", "as_layer"]
 
@@ -92,11 +93,8 @@ class CarriedNetwork(Layer):
         """Adds a layer for a batch normalization node, with its constants as parameters."""
         weight, bias, mean, var = (value for value in node.inputs[1:])
         layer = _Normalization(weight.shape[0], node.op.eps)  # type: ignore[attr-defined]
-        for name, value in zip(
-            ("weight", "bias", "running_mean", "running_var"),
-            (weight, bias, mean, var),
-            strict=True,
-        ):
+        held = {"weight": weight, "bias": bias, "running_mean": mean, "running_var": var}
+        for name, value in held.items():
             trains = name in ("weight", "bias") and value.name not in fixed
             array = np.asarray(value.data)  # type: ignore[attr-defined]
             setattr(layer, name, Parameter(array, trainable=trains))
@@ -123,9 +121,7 @@ class CarriedNetwork(Layer):
             with trace.scope(node.source, leaf=True):
                 values.update(zip(node.outputs, trace.apply(node.op, *operands), strict=True))
         results = [self._value(values, value) for value in graph.outputs]
-        if graph.output_names is not None:
-            return dict(zip(graph.output_names, results, strict=True))
-        return results[0] if len(results) == 1 else tuple(results)
+        return packed(results, graph.output_names)
 
     def _value(self, values: dict[Value, Value], value: Value) -> Value:
         """The value that stands for a value of the graph in the trace, made at first use for
@@ -140,10 +136,8 @@ class CarriedNetwork(Layer):
                 assert stored is not None
                 known = stored
             else:
-                data = value
-                known = current_trace().constant(
-                    value, value.name, value.type, lambda: np.asarray(data.data)
-                )
+                trace, data = current_trace(), value
+                known = trace.constant(value, value.name, value.type, lambda: np.asarray(data.data))
             values[value] = known
         return known
 

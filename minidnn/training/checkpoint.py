@@ -23,7 +23,7 @@ from minidnn.preparation import Preparation
 from minidnn.training.launches import Progress
 from minidnn.training.step import of_parameters
 from minidnn.weights import load_weights, save_weights
-from minidnn.weights._file import MappedFile, brief
+from minidnn.weights._file import MappedFile, brief, is_size
 from minidnn.weights.safetensors import (
     looks_like_safetensors,
     read_metadata,
@@ -197,16 +197,12 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
 def _are_numbers(value: Any) -> bool:
     return isinstance(value, dict) and all(type(each) in (int, float) for each in value.values())
 
 
 def _are_counts(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and all(map(_is_count, value.values())))
+    return value is None or (isinstance(value, dict) and all(map(is_size, value.values())))
 
 
 def _is_progress(value: Any) -> bool:
@@ -214,7 +210,7 @@ def _is_progress(value: Any) -> bool:
     return (
         isinstance(value, dict)
         and value.keys() == {*counts, "sums"}
-        and all(_is_count(value[name]) for name in counts)
+        and all(is_size(value[name]) for name in counts)
         and _are_numbers(value["sums"])
     )
 
@@ -227,7 +223,7 @@ _ENTRIES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "sha256": (_is_text, "a text"),
     "network": (_is_text, "a text"),
     "optimizer": (_is_text, "a text"),
-    "accumulate": (_is_count, "a whole number"),
+    "accumulate": (is_size, "a whole number"),
     "progress": (_is_progress, "how far training had come"),
     "history": (
         lambda value: isinstance(value, list) and all(map(_are_numbers, value)),

@@ -314,11 +314,6 @@ def _joined(group: Any, array: np.ndarray) -> np.ndarray:
     return total.reshape(rows.shape).astype(array.dtype)
 
 
-def public(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The results of a program that are for users."""
-    return {name: value for name, value in found.items() if not name.startswith(HIDDEN)}
-
-
 def totalled(objective: Objective, sums: Mapping[str, float], samples: int) -> dict[str, float]:
     """The means over samples by name.
 

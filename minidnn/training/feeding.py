@@ -17,7 +17,7 @@ from minidnn.graph.types import TensorType, numpy_dtype
 from minidnn.layers.arguments import Shapes, named_types
 from minidnn.layers.layer import Layer
 from minidnn.training.losses import Loss
-from minidnn.training.objective import Objective, takes
+from minidnn.training.objective import Objective, packed, takes
 
 #: Keys that common loaders use for the input and the target, where there is one of each.
 _INPUTS = ("x", "input", "inputs", "image", "images", "img", "data", "pixel_values", "features")
@@ -68,11 +68,7 @@ class Feeding:
             if len(batch) == 2:
                 return batch[0], batch[1]
             if len(batch) == inputs + targets or (targets > 1 and len(batch) == inputs + 1):
-                x, rest = batch[:inputs], batch[inputs:]
-                return (
-                    tuple(x) if inputs > 1 else x[0],
-                    tuple(rest) if len(rest) > 1 else rest[0],
-                )
+                return packed(batch[:inputs]), packed(batch[inputs:])
         many = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
         more = ""
         if len(self.shapes) + len(self.target_names) > 2:
@@ -93,7 +89,7 @@ class Feeding:
                 "function) with a function that makes pairs of its batches"
             )
         x, t = [batch[name] for name in inputs], [batch[name] for name in target_keys]
-        return tuple(x) if len(x) > 1 else x[0], tuple(t) if len(t) > 1 else t[0]
+        return packed(x), packed(t)
 
     def _found(
         self, batch: Mapping[str, Any], names: Sequence[str], usual: Sequence[str]
@@ -149,8 +145,7 @@ class Feeding:
             arrays, shapes = self.inputs(batches)
             size = self.shapes[0][0]
             for begin in range(0, max(shapes[0][0], 1), size):
-                parts = [array[begin : begin + size] for array in arrays]
-                yield tuple(parts) if len(parts) > 1 else parts[0]
+                yield packed([array[begin : begin + size] for array in arrays])
             return
         if not isinstance(batches, Iterable):
             raise GraphError(
@@ -243,9 +238,7 @@ class Feeding:
         """The network's outputs for no samples: arrays whose first axis has extent 0."""
         types, names = self.outputs(self.shapes)
         empty = [np.zeros((0, *type.shape[1:]), numpy_dtype(type.dtype)) for type in types]
-        if names is not None:
-            return dict(zip(names, empty, strict=True))
-        return empty[0] if len(empty) == 1 else tuple(empty)
+        return packed(empty, names)
 
     def output_shape(self, term: str | None, shapes: tuple[tuple[int, ...], ...]) -> Sequence[int]:
         """The shape of the output that the term of this name is computed from; without such a term,

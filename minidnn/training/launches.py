@@ -174,6 +174,11 @@ def repeat(program: Executable, count: int) -> None:
         runtime_program.repeat(count)
 
 
+def public(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of a program that are for users."""
+    return {name: value for name, value in found.items() if not name.startswith(HIDDEN)}
+
+
 #: What callbacks see after a step: how far training has come, and the step's loss and measures.
 Told = tuple[Progress, Mapping[str, Any]]
 
@@ -202,8 +207,7 @@ def take(
             targets = trainer.feeding.targets(batch.target, batch.shapes)[0]
             trainer.measured.see(result, targets, batch.shapes)
         trainer.place = batch.place
-        public = {name: value for name, value in result.items() if not name.startswith(HIDDEN)}
-        told.append((progress.before(remaining) if remaining else progress, public))
+        told.append((progress.before(remaining) if remaining else progress, public(result)))
     return told, None
 
 

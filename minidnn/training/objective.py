@@ -184,7 +184,7 @@ class Objective:
     ) -> dict[str, Value]:
         """The losses and the measures of outputs and targets, by name, as values of the trace."""
         indices = {t.name: self.place(t, graph.outputs, graph.output_names) for t in self.terms}
-        everything = _packed(graph.outputs, graph.output_names), self._packed_targets(targets)
+        everything = packed(graph.outputs, graph.output_names), self._packed_targets(targets)
         pairs: dict[str | None, tuple[Any, Any]] = {None: everything}
         for term, target in zip(self.terms, targets, strict=False):
             index = indices[term.name]
@@ -250,7 +250,7 @@ class Objective:
             if isinstance(self.loss, Mapping):
                 return {t.name: value for t, value in zip(self.terms, targets, strict=True)}
             return tuple(targets)
-        return targets[0] if len(targets) == 1 else tuple(targets)
+        return packed(targets)
 
     def explicit(self, batch: int, declared: int) -> list[TensorType] | None:
         """The types of the targets that a user gave, for a batch.
@@ -359,8 +359,8 @@ def _measured(
     return results
 
 
-def _packed(outputs: Sequence[Value], names: Sequence[str] | None) -> Any:
-    """The outputs as a network returns them: one value, a tuple or a dict."""
+def packed(outputs: Sequence[Any], names: Sequence[str] | None = None) -> Any:
+    """Values as a network returns them: one value, a tuple, or a dict by their names."""
     if names is not None:
         return dict(zip(names, outputs, strict=True))
     return outputs[0] if len(outputs) == 1 else tuple(outputs)

@@ -327,8 +327,7 @@ def _pending(graph: Graph) -> Graph:
     """The graph in which layers update states named with :data:`PENDING` instead of their own."""
     rewriter = Rewriter(graph)
     pending = {
-        state: State(state.type, f"{PENDING}{state.name}", partial(getattr, state, "data"))
-        for state in graph.updates
+        state: State(state.type, f"{PENDING}{state.name}", _data(state)) for state in graph.updates
     }
     for state, other in pending.items():
         rewriter.replace(state, other)
@@ -456,8 +455,7 @@ def _averaged(trace: Trace, parameters: Sequence[State], loss: Value, decay: flo
 
     for parameter in parameters:
         name = state_name("average", parameter.name)
-        begin = partial(getattr, parameter, "data")
-        old = trace.state(name, name, parameter.type, begin)
+        old = trace.state(name, name, parameter.type, _data(parameter))
         new = trace.latest(parameter)
         with trace.scope(f"average.{parameter.name}", leaf=True):
             trace.update(old, if_finite(loss, old, body, old, new))
@@ -469,7 +467,7 @@ def with_averages(graph: Graph, store: Collection[str]) -> Graph:
     for state in graph.states:
         name = state_name("average", state.name)
         if name in store:
-            rewriter.replace(state, State(state.type, name, lambda s=state: s.data))  # type: ignore[misc]
+            rewriter.replace(state, State(state.type, name, _data(state)))
     for node in graph.nodes:
         rewriter.keep(node)
     return rewriter.finish()

@@ -30,12 +30,11 @@ from minidnn.training.epochs import (
     Record,
     SetMeasures,
     over_ranks,
-    public,
     run,
     totalled,
 )
 from minidnn.training.feeding import Feeding, joined
-from minidnn.training.launches import Progress, add, repeat
+from minidnn.training.launches import Progress, add, public, repeat
 from minidnn.training.metrics.metric import Metric
 from minidnn.training.objective import Targets, objective_of
 from minidnn.training.optim.optimizer import SCALE, LossScale, Optimizer

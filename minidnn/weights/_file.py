@@ -91,6 +91,16 @@ class Unread:
         return f"<Unread {self.dtype}, shape {brief(self.shape)}>"
 
 
+def is_size(value: Any) -> bool:
+    """Whether a value from a file is a size or an offset: an integer that fits in 64 bits."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def are_sizes(values: Any) -> bool:
+    """Whether a value from a file is a list or a tuple of sizes."""
+    return isinstance(values, (list, tuple)) and all(map(is_size, values))
+
+
 def itemsize(code: str) -> int:
     """The size of an element with this dtype code, in bytes."""
     return np.dtype(DTYPES[code]).itemsize

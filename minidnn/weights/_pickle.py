@@ -23,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from ._file import MappedFile, brief
+from ._file import MappedFile, are_sizes, brief, is_size
 from ._records import FOREIGN_STORAGES, STORAGE_CODES, Global, Opaque, StorageRecord, TensorRecord
 
 MAX_BYTES = 16 << 20
@@ -184,9 +184,6 @@ class PickleMachine:
         items = [self._pop() for _ in range(count)]
         self._push(tuple(reversed(items)))
 
-    def _marked_tuple(self) -> None:
-        self._push(tuple(self._pop_mark()))
-
     def _mark(self) -> None:
         self._marks.append(len(self._stack))
 
@@ -197,13 +194,6 @@ class PickleMachine:
             self._pop()
 
     # --- instructions: containers and memo ---
-
-    def _append(self) -> None:
-        item = self._pop()
-        self._extend([item])
-
-    def _appends(self) -> None:
-        self._extend(self._pop_mark())
 
     def _extend(self, items: list[Any]) -> None:
         target = self._peek((list, Opaque), "append to")
@@ -246,9 +236,6 @@ class PickleMachine:
 
     def _put(self, index: int) -> None:
         self._memo[index] = self._peek(object, "remember")
-
-    def _memoize(self) -> None:
-        self._put(len(self._memo))
 
     # --- instructions: what would run code in Python's own machine ---
 
@@ -299,12 +286,12 @@ class PickleMachine:
             raise self._error(f"has the persistent id {brief(identity)}, which is no storage")
         tag, kind, key, _, numel = identity[:5]
         code = STORAGE_CODES.get(kind.name) if isinstance(kind, Global) else None
-        if tag != "storage" or code is None or not isinstance(key, str) or not _is_size(numel):
+        if tag != "storage" or code is None or not isinstance(key, str) or not is_size(numel):
             raise self._error(f"has the persistent id {brief(identity)}, which is no storage")
         view = identity[5] if len(identity) == 6 else None
         base, length = 0, numel
         if view is not None:
-            if not (isinstance(view, tuple) and len(view) == 3 and _are_sizes(view[1:])):
+            if not (isinstance(view, tuple) and len(view) == 3 and are_sizes(view[1:])):
                 raise self._error(f"has the storage view {brief(view)}")
             _, base, length = view
             if base + length > numel:
@@ -337,7 +324,7 @@ class PickleMachine:
 
     def make_size(self, arguments: tuple[Any, ...]) -> tuple[int, ...]:
         """``torch.Size((3, 4))``."""
-        if len(arguments) != 1 or not _are_sizes(arguments[0]):
+        if len(arguments) != 1 or not are_sizes(arguments[0]):
             raise self._error(f"makes a torch.Size from {brief(arguments)}")
         return tuple(arguments[0])
 
@@ -360,9 +347,9 @@ class PickleMachine:
             raise self._error(f"makes a tensor from {brief(arguments)}")
         storage, offset, shape, strides = arguments[:4]
         if not (
-            _is_size(offset)
-            and _are_sizes(shape)
-            and _are_sizes(strides)
+            is_size(offset)
+            and are_sizes(shape)
+            and are_sizes(strides)
             and len(shape) == len(strides)
         ):
             raise self._error(
@@ -399,14 +386,6 @@ def _opaque_key(key: Any) -> Opaque:
     key may be used many times."""
     short = isinstance(key, (int, float, bytes, type(None)))
     return Opaque(brief(key) if short else type(key).__name__)
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _are_sizes(values: Any) -> bool:
-    return isinstance(values, (list, tuple)) and all(_is_size(value) for value in values)
 
 
 _CONSTRUCTORS: dict[str, Callable[[PickleMachine, tuple[Any, ...]], Any]] = {
@@ -446,7 +425,7 @@ _INSTRUCTIONS: dict[int, Callable[[PickleMachine], None]] = {
     0x83: lambda m: m._opaque(f"extension {m._number('<H')}"),
     0x84: lambda m: m._opaque(f"extension {m._number('<I')}"),
     0x8F: lambda m: m._opaque("set"),
-    0x90: PickleMachine._appends,
+    0x90: lambda m: m._extend(m._pop_mark()),
     0x91: PickleMachine._frozen_set,
     ord("0"): PickleMachine._drop,
     ord("1"): PickleMachine._forget_items,
@@ -455,19 +434,19 @@ _INSTRUCTIONS: dict[int, Callable[[PickleMachine], None]] = {
     ord("]"): lambda m: m._push([]),
     ord("}"): lambda m: m._push({}),
     ord("("): PickleMachine._mark,
-    ord("t"): PickleMachine._marked_tuple,
+    ord("t"): lambda m: m._push(tuple(m._pop_mark())),
     0x85: lambda m: m._tuple(1),
     0x86: lambda m: m._tuple(2),
     0x87: lambda m: m._tuple(3),
-    ord("a"): PickleMachine._append,
-    ord("e"): PickleMachine._appends,
+    ord("a"): lambda m: m._extend([m._pop()]),
+    ord("e"): lambda m: m._extend(m._pop_mark()),
     ord("s"): PickleMachine._set_item,
     ord("u"): PickleMachine._set_items,
     ord("h"): lambda m: m._get(m._number("<B")),
     ord("j"): lambda m: m._get(m._number("<I")),
     ord("q"): lambda m: m._put(m._number("<B")),
     ord("r"): lambda m: m._put(m._number("<I")),
-    0x94: PickleMachine._memoize,
+    0x94: lambda m: m._put(len(m._memo)),
     ord("c"): PickleMachine._global,
     0x93: PickleMachine._stack_global,
     ord("R"): PickleMachine._reduce,

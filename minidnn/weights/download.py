@@ -126,10 +126,7 @@ class Transfer:
     @property
     def size(self) -> int:
         """The size of the partial file, in bytes."""
-        try:
-            return self.target.stat().st_size
-        except FileNotFoundError:
-            return 0
+        return _size(self.target)
 
     def digest(self) -> str:
         """The SHA-256 of the partial file, in hexadecimal digits."""

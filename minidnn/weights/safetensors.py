@@ -19,7 +19,7 @@ import numpy as np
 
 from ..errors import WeightsError
 from ..preparation import Preparation, metadata_of
-from ._file import DTYPES, MAX_RANK, Array, MappedFile, Unread, brief, itemsize
+from ._file import DTYPES, MAX_RANK, Array, MappedFile, Unread, are_sizes, brief, itemsize
 
 MAX_HEADER = 8 << 20
 _METADATA = "__metadata__"
@@ -134,11 +134,11 @@ def _check_entry(
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(code, str) or (code not in DTYPES and code not in _FOREIGN):
         raise file.error(f"{what} has dtype {brief(code)}; {_VALID}")
-    if not _are_sizes(shape) or len(shape) > MAX_RANK:
+    if not are_sizes(shape) or len(shape) > MAX_RANK:
         raise file.error(
             f"{what} has shape {brief(shape)}; valid is a list of at most {MAX_RANK} integers >= 0"
         )
-    if not _are_sizes(offsets) or len(offsets) != 2:
+    if not are_sizes(offsets) or len(offsets) != 2:
         raise file.error(f"{what} has data_offsets {brief(offsets)}; valid are two integers >= 0")
     start, end = offsets
     if not start <= end <= room:
@@ -157,12 +157,6 @@ def _check_entry(
     if math.prod(dim for dim in shape if dim) * bits >= 2**66:
         raise file.error(f"{what} has shape {brief(shape)}, too large for this machine")
     return code, tuple(shape), start, end
-
-
-def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        type(item) is int and 0 <= item < 2**63 for item in value
-    )
 
 
 def _check_spans(file: MappedFile, spans: list[tuple[int, int, str]], room: int) -> None:

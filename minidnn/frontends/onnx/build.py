@@ -6,7 +6,7 @@ the builder leaves constants instead of nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 import numpy as np
@@ -17,7 +17,7 @@ from minidnn.frontends.onnx.tensors import DTYPES, STORED
 from minidnn.graph.expression import Expression, argument, constant, number
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.operator import Operator, computed_in
-from minidnn.graph.operators import Expand, Formula, Slice, Transpose, View
+from minidnn.graph.operators import Expand, Formula, Slice, Take, Transpose, View
 from minidnn.graph.quantization import dequantization_of
 from minidnn.graph.trace import Trace
 from minidnn.graph.types import FLOATS, TensorType, numpy_dtype
@@ -157,6 +157,12 @@ class Builder:
         starts, sizes, steps = [0] * x.type.rank, list(x.shape), [1] * x.type.rank
         starts[axis], sizes[axis], steps[axis] = start, size, step
         return self.apply(Slice(tuple(starts), tuple(sizes), tuple(steps)), x)
+
+    def take(self, x: Value, axis: int, chosen: Iterable[int], outside: float = 0.0) -> Value:
+        """The elements at these indices of one axis; the index -1 stands for ``outside``."""
+        indices: list[tuple[int, ...] | None] = [None] * x.type.rank
+        indices[axis] = tuple(chosen)
+        return self.apply(Take(tuple(indices), outside), x)
 
     def cast(self, x: Value, dtype: str) -> Value:
         """A value in another dtype; as bool, whether it is not zero."""

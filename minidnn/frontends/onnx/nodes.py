@@ -346,8 +346,7 @@ class Nodes:
                 f"it has {len(operands)} inputs and {len(proto.output)} outputs; the function has "
                 f"{len(names)} and {len(function.output)}"
             )
-        operands = operands + [None] * (len(names) - len(operands))
-        values = {n: v for n, v in zip(names, operands, strict=True) if v is not None}
+        values = {n: v for n, v in zip(names, operands, strict=False) if v is not None}
         inner = Scope(
             dict(values),
             self._opset_of(function, scope),

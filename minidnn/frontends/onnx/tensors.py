@@ -87,11 +87,9 @@ def _flat(tensor: Any, model: Path | None, dtype: np.dtype, count: int, what: st
 def _unpacked(pairs: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Unpacks numbers of 4 bits, two in each byte, signed for a signed dtype."""
     nibbles = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1).astype(np.int8)
-    return (
-        np.where(nibbles > 7, nibbles - 16, nibbles).astype(dtype)
-        if dtype.kind == "i"
-        else (nibbles.astype(dtype))
-    )
+    if dtype.kind == "i":
+        nibbles = np.where(nibbles > 7, nibbles - 16, nibbles)
+    return nibbles.astype(dtype)
 
 
 def _typed(tensor: Any, dtype: np.dtype, what: str) -> np.ndarray:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,18 +103,12 @@ def _given_states(graph: Graph) -> Graph:
     nodes: list[ir.Node] = []
     for node in graph.nodes:
         operands = [replaced.get(value, value) for value in node.inputs]
-        new = ir.Node(node.op, operands, node.name, node.source)
+        new = node.on(operands)
         replaced.update(zip(node.outputs, new.outputs, strict=True))
         nodes.append(new)
     outputs = [replaced.get(value, value) for value in graph.outputs]
-    live = set(outputs)
-    kept: list[ir.Node] = []
-    for node in reversed(nodes):
-        if not live.isdisjoint(node.outputs):
-            kept.append(node)
-            live.update(node.inputs)
     inputs = [*graph.inputs, *(replaced[state] for state in graph.states)]
-    return Graph(inputs, outputs, kept[::-1], graph.name)
+    return Graph(inputs, outputs, ir.live_nodes(nodes, outputs), graph.name)
 
 
 #: Blocks of a module that are one higher-order operation each, and why they are left.
@@ -231,7 +225,8 @@ class _Values:
             raise Refused(why)
         if entry is None:
             raise Refused(why_left(key_of(node)))
-        with _scope(self._trace, node):
+        path, is_leaf = path_of(node)
+        with self._trace.scope(path, is_leaf) if path else nullcontext():
             results = entry.converter(AtenCall(node, self))
         self._found[node] = results
         for value, expected in zip(self.all_of(node), _results(node), strict=True):
@@ -273,13 +268,3 @@ def label_of(node: Node) -> str:
     """The label of a node: the path of its leaf module, or the name that PyTorch gave it."""
     path, leaf = path_of(node)
     return path if path and leaf else node.name
-
-
-@contextmanager
-def _scope(trace: Trace, node: Node) -> Iterator[None]:
-    path, leaf = path_of(node)
-    if not path:
-        yield
-        return
-    with trace.scope(path, leaf):
-        yield

@@ -87,10 +87,9 @@ def covering(shape: Window, sizes: Sequence[int]) -> tuple[Axis, Axis]:
 
 def _divided(gradient: Value, divisors: Sequence[np.ndarray]) -> Value:
     table = np.multiply.outer(*divisors)
-    if (table == table.flat[0]).all():
-        quotient: Value = gradient / float(table.flat[0])
-        return quotient
-    quotient = gradient / table.astype(numpy_dtype(gradient.dtype))
+    is_one_number = (table == table.flat[0]).all()
+    divisor = float(table.flat[0]) if is_one_number else table.astype(numpy_dtype(gradient.dtype))
+    quotient: Value = gradient / divisor
     return quotient
 
 

@@ -19,7 +19,16 @@ from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply
 from minidnn.graph.types import FLOATS, TensorType
 from minidnn.training.arguments import check_integer, check_number
-from minidnn.training.losses.common import CrossEntropy, Function, Loss, accuracy, check_range, mean
+from minidnn.training.losses.common import (
+    CrossEntropy,
+    Function,
+    Loss,
+    accuracy,
+    check_range,
+    chosen,
+    keep_weight,
+    mean,
+)
 
 __all__ = [
     "NLL",
@@ -183,7 +192,7 @@ class MultiLabelSoftMargin(Loss):
     weight: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        _keep_weight(self, self.weight)
+        keep_weight(self, self.weight)
 
     def check(self, target: np.ndarray, output: TensorType) -> None:
         check_range(self, target, 0.0, 1.0)
@@ -224,7 +233,7 @@ class MultiMargin(Loss):
         if self.p not in (1, 2):
             raise GraphError(f"MultiMargin: p={self.p!r:.80}; valid are 1 and 2")
         check_number(self, "margin", self.margin, float("-inf"))
-        _keep_weight(self, self.weight)
+        keep_weight(self, self.weight)
 
     def target(self, output: TensorType) -> TensorType:
         if output.rank != 2:
@@ -238,11 +247,10 @@ class MultiMargin(Loss):
         classes = output.shape[1]
         numbers = output._constant(np.arange(classes)[None], "int64")
         here = np.equal(target.reshape(-1, 1), numbers)
-        own = pointwise("Own", lambda h, x: scalar.where(h > 0.0, x, 0.0), here, output)
+        own = pointwise("Own", chosen, here, output)
         weight: Any = [] if self.weight is None else [_row(self, output, 1)]
         if weight:
-            chosen = pointwise("Own", lambda h, w: scalar.where(h > 0.0, w, 0.0), here, *weight)
-            weight = [chosen.sum(1, keepdims=True)]
+            weight = [pointwise("Own", chosen, here, *weight).sum(1, keepdims=True)]
 
         def body(h: Any, x: Any, own: Any, *weight: Any) -> Any:
             over = scalar.maximum(float(self.margin) - own + x, 0.0)
@@ -251,19 +259,6 @@ class MultiMargin(Loss):
 
         each = pointwise("MultiMargin", body, here, output, own.sum(1, keepdims=True), *weight)
         return mean(self, each.sum(1) / float(classes), sample_weight)
-
-
-def _keep_weight(owner: Any, weight: Sequence[float] | None) -> None:
-    """Checks the weights of classes, and keeps them as a tuple."""
-    if weight is None:
-        return
-    given = np.asarray(weight, np.float64)
-    if given.ndim != 1 or not (given >= 0).all():
-        raise GraphError(
-            f"{type(owner).__name__}: weight={weight!r:.80}; valid is a number of at least 0 for "
-            "each class"
-        )
-    object.__setattr__(owner, "weight", tuple(given.tolist()))
 
 
 def _row(owner: Any, output: Any, axis: int) -> Any:

@@ -259,14 +259,7 @@ class CrossEntropy(Loss):
 
     def __post_init__(self) -> None:
         check_number(self, "label_smoothing", self.label_smoothing, 0, 1)
-        if self.weight is not None:
-            given = np.asarray(self.weight, np.float64)
-            if given.ndim != 1 or not (given >= 0).all():
-                raise GraphError(
-                    f"{type(self).__name__}: weight={self.weight!r:.80}; valid is a number of at "
-                    "least 0 for each class"
-                )
-            object.__setattr__(self, "weight", tuple(given.tolist()))
+        keep_weight(self, self.weight)
         if self.ignore_index is not None:
             check_integer(self, "ignore_index", self.ignore_index, -(1 << 53))
             if self.probabilities:
@@ -318,7 +311,7 @@ class CrossEntropy(Loss):
         if self.weight is None:
             return Correct(self.ignore_index).counted(output, target)
         is_class, _ = self._classes(output, target)
-        return pointwise("Weight", _chosen, is_class, self._weights(output)).sum()
+        return pointwise("Weight", chosen, is_class, self._weights(output)).sum()
 
     def _weights(self, output: Any) -> Any:
         """The weights of all classes, which broadcast with the output."""
@@ -365,7 +358,7 @@ class CrossEntropy(Loss):
 
             return pointwise("CrossEntropy", spread, logs, target, weight).sum() / total_weight
         is_class, counts = self._classes(output, target)
-        count = pointwise("Weight", _chosen, is_class, weight).sum()
+        count = pointwise("Weight", chosen, is_class, weight).sum()
 
         def body(log: Any, here: Any, w: Any, *counts: Any) -> Any:
             part = scalar.where(here > 0.0, smooth + even, even) * w
@@ -378,7 +371,20 @@ class CrossEntropy(Loss):
         return pointwise("CrossEntropy", body, logs, is_class, weight, *more).sum() / count
 
 
-def _chosen(here: Any, weight: Any) -> Any:
+def keep_weight(owner: Any, weight: Sequence[float] | None) -> None:
+    """Checks the weights of classes, and keeps them as a tuple."""
+    if weight is None:
+        return
+    given = np.asarray(weight, np.float64)
+    if given.ndim != 1 or not (given >= 0).all():
+        raise GraphError(
+            f"{type(owner).__name__}: weight={weight!r:.80}; valid is a number of at least 0 for "
+            "each class"
+        )
+    object.__setattr__(owner, "weight", tuple(given.tolist()))
+
+
+def chosen(here: Any, weight: Any) -> Any:
     """The weight where the mask is set, else 0."""
     return scalar.where(here > 0.0, weight, 0.0)
 

@@ -9,7 +9,15 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.training.arguments import check_integer, check_number
-from minidnn.training.metrics.metric import Average, Averaged, OfClasses, States, Task, ratio
+from minidnn.training.metrics.metric import (
+    Average,
+    Averaged,
+    Counts,
+    OfClasses,
+    States,
+    Task,
+    ratio,
+)
 
 __all__ = [
     "Accuracy",
@@ -88,16 +96,12 @@ class Accuracy(Averaged):
         is_among = is_before.sum(1) < self.top_k
         return self.confusions(np.where(is_among, index[:, 0], output.argmax(1)), target, classes)
 
-    def rate(
-        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray, apart: np.ndarray
-    ) -> np.ndarray:
+    def rate(self, right: Counts, wrong: Counts, missed: Counts, apart: Counts) -> np.ndarray:
         if self.task == "multiclass":
             return ratio(right, right + missed)
         return ratio(right + apart, right + wrong + missed + apart)
 
-    def counts_in_mean(
-        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray
-    ) -> np.ndarray:
+    def counts_in_mean(self, right: Counts, wrong: Counts, missed: Counts) -> np.ndarray:
         if self.top_k > 1:
             return ((right + missed) > 0).astype(np.float64)
         return super().counts_in_mean(right, wrong, missed)
@@ -110,9 +114,7 @@ class Precision(Averaged):
     Source: torchmetrics, whose ``Precision`` this is.
     """
 
-    def rate(
-        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray, apart: np.ndarray
-    ) -> np.ndarray:
+    def rate(self, right: Counts, wrong: Counts, missed: Counts, apart: Counts) -> np.ndarray:
         return ratio(right, right + wrong)
 
 
@@ -123,9 +125,7 @@ class Recall(Averaged):
     Source: torchmetrics, whose ``Recall`` this is.
     """
 
-    def rate(
-        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray, apart: np.ndarray
-    ) -> np.ndarray:
+    def rate(self, right: Counts, wrong: Counts, missed: Counts, apart: Counts) -> np.ndarray:
         return ratio(right, right + missed)
 
 
@@ -136,9 +136,7 @@ class Specificity(Averaged):
     Source: torchmetrics, whose ``Specificity`` this is.
     """
 
-    def rate(
-        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray, apart: np.ndarray
-    ) -> np.ndarray:
+    def rate(self, right: Counts, wrong: Counts, missed: Counts, apart: Counts) -> np.ndarray:
         return ratio(apart, apart + wrong)
 
 
@@ -170,9 +168,7 @@ class FBetaScore(Averaged):
         check_number(self, "beta", beta, 0)
         self.beta = beta
 
-    def rate(
-        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray, apart: np.ndarray
-    ) -> np.ndarray:
+    def rate(self, right: Counts, wrong: Counts, missed: Counts, apart: Counts) -> np.ndarray:
         more = float(self.beta) ** 2
         return ratio((1 + more) * right, (1 + more) * right + more * missed + wrong)
 
@@ -221,14 +217,10 @@ class JaccardIndex(Averaged):
             return tuple(each[keep] for each in rates)
         return rates
 
-    def rate(
-        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray, apart: np.ndarray
-    ) -> np.ndarray:
+    def rate(self, right: Counts, wrong: Counts, missed: Counts, apart: Counts) -> np.ndarray:
         return ratio(right, right + wrong + missed)
 
-    def counts_in_mean(
-        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray
-    ) -> np.ndarray:
+    def counts_in_mean(self, right: Counts, wrong: Counts, missed: Counts) -> np.ndarray:
         weights = super().counts_in_mean(right, wrong, missed)
         if self._is_left_out((right,)):
             weights[self.ignore_index] = 0.0
@@ -347,12 +339,8 @@ class MatthewsCorrCoef(OfClasses):
     def result(self, states: States) -> Any:
         counts = self.counts(states).astype(np.float64)
         counts = counts if self.task == "multiclass" else counts.sum(0)
-        true, predicted, right, total = (
-            counts.sum(1),
-            counts.sum(0),
-            np.trace(counts),
-            counts.sum(),
-        )
+        true, predicted = counts.sum(1), counts.sum(0)
+        right, total = np.trace(counts), counts.sum()
         if len(counts) == 2 and total and right in (0.0, total):
             return 1.0 if right else -1.0
         spread = np.sqrt((total**2 - (predicted**2).sum()) * (total**2 - (true**2).sum()))

@@ -18,6 +18,7 @@ from minidnn.training.arguments import check_integer, check_number
 
 __all__ = [
     "Averaged",
+    "Counts",
     "Metric",
     "OfClasses",
     "States",
@@ -28,6 +29,8 @@ __all__ = [
 
 #: What a metric keeps of the batches so far: arrays by name.
 States = Mapping[str, np.ndarray]
+#: A number for each class or label, such as its true positives.
+Counts = np.ndarray
 
 
 class Metric:
@@ -153,9 +156,7 @@ class OfClasses(Metric):
     def confusions(self, found: np.ndarray, target: np.ndarray, classes: int) -> States:
         """The confusion matrix: how often each class, a row, was taken for each, a column."""
         target = as_classes(self, target, found.shape)
-        keep = np.ones(target.shape, bool)
-        if self.ignore_index is not None:
-            keep = target != self.ignore_index
+        keep = counting(self, target)
         check_range(self, target[keep], classes)
         pairs = target[keep].astype(np.int64) * classes + found[keep]
         return {"counts": np.bincount(pairs, minlength=classes**2).reshape(classes, classes)}
@@ -206,6 +207,13 @@ def as_classes(owner: Metric, target: np.ndarray, shape: Any) -> np.ndarray:
     return target
 
 
+def counting(owner: OfClasses, target: np.ndarray) -> np.ndarray:
+    """The mask of the targets that are not of the ignored class."""
+    if owner.ignore_index is None:
+        return np.ones(target.shape, bool)
+    return np.asarray(target != owner.ignore_index)
+
+
 def check_range(owner: Metric, target: np.ndarray, classes: int) -> None:
     """GraphError if a target is no index of a class."""
     if target.size and not (target.min() >= 0 and target.max() < classes):
@@ -227,9 +235,7 @@ def as_labels(
         if output.shape != target.shape or output.ndim < 2:
             raise _misfit(owner, output, target, "(N, labels, ...) for both")
         output, target = (np.moveaxis(a, 1, -1).reshape(-1, a.shape[1]) for a in (output, target))
-    keep = np.ones(target.shape, bool)
-    if owner.ignore_index is not None:
-        keep = target != owner.ignore_index
+    keep = counting(owner, target)
     wrong = keep & (target != 0) & (target != 1)
     if wrong.any():
         raise GraphError(
@@ -273,9 +279,7 @@ class Averaged(OfClasses):
             )
         self.average = average
 
-    def rate(
-        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray, apart: np.ndarray
-    ) -> np.ndarray:
+    def rate(self, right: Counts, wrong: Counts, missed: Counts, apart: Counts) -> np.ndarray:
         """The rate of each class, from its true positives, false positives, false negatives and
         true negatives."""
         raise GraphError(f"{type(self).__name__} does not define rate(self, ...)")
@@ -295,9 +299,7 @@ class Averaged(OfClasses):
             return float(ratio((weights * each).sum(), weights.sum()))
         return each
 
-    def counts_in_mean(
-        self, right: np.ndarray, wrong: np.ndarray, missed: np.ndarray
-    ) -> np.ndarray:
+    def counts_in_mean(self, right: Counts, wrong: Counts, missed: Counts) -> np.ndarray:
         """The weights of classes in a mean: 0 for those that neither occur nor were found, but 1
         for all labels."""
         if self.task == "multilabel":

@@ -17,6 +17,7 @@ from minidnn.training.metrics.metric import (
     as_labels,
     check_classes,
     check_range,
+    counting,
     ratio,
 )
 
@@ -65,9 +66,7 @@ class Ranking(OfClasses):
         classes = output.shape[1]
         target = as_classes(self, target, (len(output), *output.shape[2:])).reshape(-1)
         scores = np.moveaxis(output, 1, -1).reshape(-1, classes).astype(np.float64)
-        keep = np.ones(target.shape, bool)
-        if self.ignore_index is not None:
-            keep = target != self.ignore_index
+        keep = counting(self, target)
         check_range(self, target[keep], classes)
         is_class = target[keep][:, None] == np.arange(classes)
         return {

@@ -6,14 +6,15 @@ All are as in PyTorch, and Lion is as in its paper.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import sqrt as root
 from typing import ClassVar
 
 from minidnn.graph.expression import Expression, maximum, sqrt, where
+from minidnn.graph.ir import Value
 from minidnn.graph.scalar_functions import sign
 from minidnn.training.arguments import check_number
-from minidnn.training.optim.optimizer import Optimizer, Update
+from minidnn.training.optim.optimizer import Optimizer, Update, decayed
 
 __all__ = [
     "Adam",
@@ -54,6 +55,19 @@ class Moments(Optimizer):
         """The new mean of squares, from the old one and a gradient."""
         return float(self.betas[1]) * v + (1.0 - float(self.betas[1])) * (g * g)
 
+    def slope(self, update: Update, p: Expression, g: Expression) -> Expression:
+        """The gradient that the means are taken of, with the weight decay if that is part of it."""
+        return decayed(update, p, g)
+
+    def means(self, update: Update) -> tuple[Value, Value]:
+        """Updates both means; returns their new values."""
+        p, g = update.parameter, update.gradient
+        m, v = update.slots["mean"], update.slots["square"]
+        return (
+            update.become(m, lambda p, g, m: self.mean(m, self.slope(update, p, g)), p, g, m),
+            update.become(v, lambda p, g, v: self.square(v, self.slope(update, p, g)), p, g, v),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Moments):
@@ -89,33 +103,21 @@ class Adam(Moments):
         rate = self.rate(step)
         return {"rate": rate, "size": rate / first, "root": root(second)}
 
-    def slope(self, update: Update, p: Expression, g: Expression) -> Expression:
-        """The gradient that the means are taken of, with the weight decay."""
-        return g + update.decay * p if update.decay else g
-
     def shrunk(self, update: Update, p: Expression, rate: Expression) -> Expression:
         """The parameter that a step starts from, after a decoupled weight decay."""
         return p
 
     def apply(self, update: Update) -> None:
-        p, g = update.parameter, update.gradient
-        m, v = (update.slots[name] for name in self.slots[:2])
+        p = update.parameter
         rate, size, correction = (update.numbers[name] for name in ("rate", "size", "root"))
         eps = float(self.eps)
 
-        def stepped(
-            p: Expression,
-            m: Expression,
-            v: Expression,
-            rate: Expression,
-            size: Expression,
-            correction: Expression,
-        ) -> Expression:
+        def stepped(*operands: Expression) -> Expression:
+            p, m, v, rate, size, correction = operands
             step = m / (sqrt(v) / correction + eps)
             return self.shrunk(update, p, rate) - (update.factor * size) * step
 
-        mean = update.become(m, lambda p, g, m: self.mean(m, self.slope(update, p, g)), p, g, m)
-        square = update.become(v, lambda p, g, v: self.square(v, self.slope(update, p, g)), p, g, v)
+        mean, square = self.means(update)
         if self.amsgrad:
             most = update.slots["largest"]
             square = update.become(most, maximum, most, square)
@@ -193,8 +195,7 @@ class RMSprop(Optimizer):
         states = [update.slots[name] for name in self.kept]
         alpha, momentum = float(self.alpha), float(self.momentum)
 
-        def slope(p: Expression, g: Expression) -> Expression:
-            return g + update.decay * p if update.decay else g
+        slope = partial(decayed, update)
 
         def square(p: Expression, g: Expression, v: Expression) -> Expression:
             return alpha * v + (1.0 - alpha) * (slope(p, g) * slope(p, g))
@@ -231,8 +232,7 @@ class _Decoupled(Moments):
     decoupled_weight_decay: bool = False
 
     def slope(self, update: Update, p: Expression, g: Expression) -> Expression:
-        """The gradient that means are taken of."""
-        return g + update.decay * p if update.decay and not self.decoupled_weight_decay else g
+        return g if self.decoupled_weight_decay else decayed(update, p, g)
 
     def shrunk(self, update: Update, p: Expression, rate: Expression) -> Expression:
         """The parameter that a step starts from."""
@@ -294,24 +294,15 @@ class NAdam(_Decoupled):
         }
 
     def apply(self, update: Update) -> None:
-        p, g, (m, v) = update.parameter, update.gradient, (update.slots[s] for s in self.slots)
+        p, g = update.parameter, update.gradient
 
-        def stepped(
-            p: Expression,
-            g: Expression,
-            m: Expression,
-            v: Expression,
-            rate: Expression,
-            by_gradient: Expression,
-            by_mean: Expression,
-            correction: Expression,
-        ) -> Expression:
+        def stepped(*operands: Expression) -> Expression:
+            p, g, m, v, rate, by_gradient, by_mean, correction = operands
             spread = sqrt(v) / correction + float(self.eps)
             step = by_gradient * (self.slope(update, p, g) / spread) + by_mean * (m / spread)
             return self.shrunk(update, p, rate) - update.factor * step
 
-        mean = update.become(m, lambda p, g, m: self.mean(m, self.slope(update, p, g)), p, g, m)
-        square = update.become(v, lambda p, g, v: self.square(v, self.slope(update, p, g)), p, g, v)
+        mean, square = self.means(update)
         update.become(p, stepped, p, g, mean, square, *update.numbers.values())
 
 
@@ -347,22 +338,15 @@ class RAdam(_Decoupled):
         return {"rate": rate, "size": rate / first, "rectified": rectified}
 
     def apply(self, update: Update) -> None:
-        p, g, (m, v) = update.parameter, update.gradient, (update.slots[s] for s in self.slots)
+        p = update.parameter
 
-        def stepped(
-            p: Expression,
-            m: Expression,
-            v: Expression,
-            rate: Expression,
-            size: Expression,
-            rectified: Expression,
-        ) -> Expression:
+        def stepped(*operands: Expression) -> Expression:
+            p, m, v, rate, size, rectified = operands
             spread = rectified / (sqrt(v) + float(self.eps))
             step = m * where(rectified > 0.0, spread, 1.0)
             return self.shrunk(update, p, rate) - (update.factor * size) * step
 
-        mean = update.become(m, lambda p, g, m: self.mean(m, self.slope(update, p, g)), p, g, m)
-        square = update.become(v, lambda p, g, v: self.square(v, self.slope(update, p, g)), p, g, v)
+        mean, square = self.means(update)
         update.become(p, stepped, p, mean, square, *update.numbers.values())
 
 
@@ -393,8 +377,7 @@ class Adamax(Moments):
     def apply(self, update: Update) -> None:
         p, g, (m, u) = update.parameter, update.gradient, (update.slots[s] for s in self.slots)
 
-        def slope(p: Expression, g: Expression) -> Expression:
-            return g + update.decay * p if update.decay else g
+        slope = partial(self.slope, update)
 
         def largest(p: Expression, g: Expression, u: Expression) -> Expression:
             return maximum(float(self.betas[1]) * u, abs(slope(p, g)) + float(self.eps))

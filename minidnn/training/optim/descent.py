@@ -6,12 +6,13 @@ All are as in PyTorch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from minidnn.errors import GraphError
 from minidnn.graph.expression import Expression, maximum, minimum, sqrt, where
 from minidnn.graph.scalar_functions import sign
 from minidnn.training.arguments import check_number
-from minidnn.training.optim.optimizer import Optimizer, Update
+from minidnn.training.optim.optimizer import Optimizer, Update, decayed
 
 __all__ = [
     "SGD",
@@ -55,10 +56,7 @@ class SGD(Optimizer):
 
     def apply(self, update: Update) -> None:
         p, g, rate = update.parameter, update.gradient, update.numbers["rate"]
-        decay, factor, momentum = update.decay, update.factor, float(self.momentum)
-
-        def slope(p: Expression, g: Expression) -> Expression:
-            return g + decay * p if decay else g
+        slope, factor, momentum = partial(decayed, update), update.factor, float(self.momentum)
 
         if not momentum:
             update.become(p, lambda p, g, r: p - (factor * r) * slope(p, g), p, g, rate)
@@ -77,11 +75,6 @@ class SGD(Optimizer):
             return p - (factor * r) * (slope(p, g) + momentum * v)
 
         update.become(p, ahead, p, g, new, rate)
-
-
-def _slope(update: Update, p: Expression, g: Expression) -> Expression:
-    """The gradient with the weight decay, which is part of it."""
-    return g + update.decay * p if update.decay else g
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +116,11 @@ class Adagrad(Optimizer):
         begin = float(self.initial_accumulator_value)
 
         def total(p: Expression, g: Expression, v: Expression) -> Expression:
-            return v + _slope(update, p, g) * _slope(update, p, g)
+            return v + decayed(update, p, g) * decayed(update, p, g)
 
         def stepped(p: Expression, g: Expression, v: Expression, rate: Expression) -> Expression:
             spread = sqrt(v + begin if begin else v) + float(self.eps)
-            return p - (update.factor * rate) * (_slope(update, p, g) / spread)
+            return p - (update.factor * rate) * (decayed(update, p, g) / spread)
 
         new = update.become(v, total, p, g, v)
         update.become(p, stepped, p, g, new, update.numbers["rate"])
@@ -168,10 +161,10 @@ class Adadelta(Optimizer):
         rho, eps = float(self.rho), float(self.eps)
 
         def square(p: Expression, g: Expression, v: Expression) -> Expression:
-            return rho * v + (1.0 - rho) * (_slope(update, p, g) * _slope(update, p, g))
+            return rho * v + (1.0 - rho) * (decayed(update, p, g) * decayed(update, p, g))
 
         def move(p: Expression, g: Expression, v: Expression, u: Expression) -> Expression:
-            return _slope(update, p, g) * (sqrt(u + eps) / sqrt(v + eps))
+            return decayed(update, p, g) * (sqrt(u + eps) / sqrt(v + eps))
 
         def moved(p: Expression, g: Expression, v: Expression, u: Expression) -> Expression:
             return rho * u + (1.0 - rho) * (move(p, g, v, u) * move(p, g, v, u))
@@ -226,13 +219,13 @@ class Rprop(Optimizer):
         def grown(
             p: Expression, g: Expression, b: Expression, size: Expression, rate: Expression
         ) -> Expression:
-            same = _slope(update, p, g) * b
+            same = decayed(update, p, g) * b
             factor = where(same > 0.0, up, where(same < 0.0, down, 1.0))
             begun = where(size > 0.0, size, update.factor * rate)
             return minimum(maximum(begun * factor, least), most)
 
         def kept(p: Expression, g: Expression, b: Expression) -> Expression:
-            slope = _slope(update, p, g)
+            slope = decayed(update, p, g)
             return where(slope * b < 0.0, 0.0, slope)
 
         assert before is not None and size is not None

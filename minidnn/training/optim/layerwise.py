@@ -20,7 +20,7 @@ from minidnn.graph.expression import Expression, sqrt, where
 from minidnn.graph.symbolic import pointwise
 from minidnn.training.arguments import check_integer, check_number
 from minidnn.training.optim.adaptive import Moments
-from minidnn.training.optim.optimizer import Optimizer, Update, squared
+from minidnn.training.optim.optimizer import Optimizer, Update, decayed, squared
 
 __all__ = [
     "LAMB",
@@ -67,13 +67,12 @@ class LARS(Optimizer):
         def moved(
             p: Expression, g: Expression, v: Expression, rate: Expression, *norms: Expression
         ) -> Expression:
-            slope = g + update.decay * p if update.decay else g
             size = update.factor * rate
             if norms:
                 own, other = map(sqrt, norms)
                 ratio = float(self.trust) * own / (other + update.decay * own)
                 size = size * where(own > 0.0, where(other > 0.0, ratio, 1.0), 1.0)
-            return float(self.momentum) * v + size * slope
+            return float(self.momentum) * v + size * decayed(update, p, g)
 
         new = update.become(v, moved, p, g, v, update.numbers["rate"], *norms)
         update.become(p, lambda p, v: p - v, p, new)
@@ -110,14 +109,8 @@ class LAMB(Moments):
     def apply(self, update: Update) -> None:
         p, g, (m, v) = update.parameter, update.gradient, (update.slots[s] for s in self.slots)
 
-        def direction(
-            p: Expression,
-            g: Expression,
-            m: Expression,
-            v: Expression,
-            first: Expression,
-            second: Expression,
-        ) -> Expression:
+        def direction(*operands: Expression) -> Expression:
+            p, g, m, v, first, second = operands
             spread = sqrt(self.square(v, g) / second) + float(self.eps)
             return self.mean(m, g) / first / spread + update.decay * p
 

@@ -221,6 +221,11 @@ class Optimizer:
         return clipped
 
 
+def decayed(update: Update, p: Expression, g: Expression) -> Expression:
+    """The gradient with the weight decay, where that is part of it."""
+    return g + update.decay * p if update.decay else g
+
+
 def squared(x: Any) -> Any:
     """The sum of the squares of all elements."""
     return (x * x).sum()

@@ -156,12 +156,6 @@ def _averaging(outputs: int, size: int, x: TensorType) -> np.ndarray:
     return matrix
 
 
-@writers(ops.Softmax, ops.LogSoftmax)
-def _softmax(writer: Writer, node: Node, inputs: list[str]) -> str:
-    assert isinstance(node.op, (ops.Softmax, ops.LogSoftmax))
-    return writer.add(node.op.name, inputs, node.name, axis=node.op.dim)
-
-
 @writers(ops.Reduce)
 def _reduce(writer: Writer, node: Node, inputs: list[str]) -> str:
     assert isinstance(node.op, ops.Reduce)
@@ -172,20 +166,6 @@ def _reduce(writer: Writer, node: Node, inputs: list[str]) -> str:
     if given_dtype is not None and given_dtype != node.inputs[0].dtype:
         inputs = [writer.add("Cast", inputs, f"{node.name}.cast", to=DATA_TYPES[given_dtype])]
     return writer.add(kind, [*inputs, axes], node.name, **attributes)
-
-
-@writers(ops.ArgMax)
-def _argmax(writer: Writer, node: Node, inputs: list[str]) -> str:
-    op = node.op
-    assert isinstance(op, ops.ArgMax)
-    return writer.add(
-        "ArgMax",
-        inputs,
-        node.name,
-        axis=op.dim,
-        keepdims=int(op.keepdim),
-        select_last_index=int(op.last),
-    )
 
 
 @writers(ops.Variance)
@@ -231,28 +211,11 @@ def _group_norm(writer: Writer, node: Node, inputs: list[str]) -> str:
     return writer.add("Add", [scaled, next(vectors)], node.name)
 
 
-@writers(ops.Concat)
-def _concat(writer: Writer, node: Node, inputs: list[str]) -> str:
-    assert isinstance(node.op, ops.Concat)
-    return writer.add("Concat", inputs, node.name, axis=node.op.axis)
-
-
 @writers(ops.Flatten, ops.Reshape, ops.View)
 def _reshape(writer: Writer, node: Node, inputs: list[str]) -> str:
     if isinstance(node.op, ops.Flatten) and node.output.type.rank == 2 and node.op.start_dim == 1:
         return writer.add("Flatten", inputs, node.name, axis=1)
     return writer.reshape(inputs[0], node.output.shape, node.name)
-
-
-@writers(ops.Reorder)
-def _reorder(writer: Writer, node: Node, inputs: list[str]) -> str:
-    return writer.add("Identity", inputs, node.name)
-
-
-@writers(ops.Transpose)
-def _transpose(writer: Writer, node: Node, inputs: list[str]) -> str:
-    assert isinstance(node.op, ops.Transpose)
-    return writer.add("Transpose", inputs, node.name, perm=list(node.op.dims))
 
 
 @writers(ops.Slice)

@@ -1,6 +1,6 @@
 """The writer of an ONNX model: its nodes, initializers and unique names; element-wise operators.
 
-Some element-wise operators have a counterpart in ONNX; all others are written operation by
+Some operators have a counterpart in ONNX; all other element-wise ones are written operation by
 operation from their scalar expressions.
 """
 
@@ -140,7 +140,7 @@ writers = Writers()
 _PLAIN: dict[type, str] = {
     **{ops.Add: "Add", ops.Sub: "Sub", ops.Mul: "Mul", ops.Div: "Div", ops.ReLU: "Relu"},
     **{ops.Sigmoid: "Sigmoid", ops.Tanh: "Tanh", ops.Hardswish: "HardSwish"},
-    **{ops.Identity: "Identity", ops.Dropout: "Identity"},
+    **{ops.Identity: "Identity", ops.Dropout: "Identity", ops.Reorder: "Identity"},
 }
 
 
@@ -152,19 +152,28 @@ def _plain(writer: Writer, node: Node, inputs: list[str]) -> str:
     return writer.add(_PLAIN[type(node.op)], inputs, node.name)
 
 
-@writers(ops.LeakyReLU, ops.ELU, ops.Hardsigmoid, ops.GELU)
+#: Operators with attributes in ONNX, and what these are.
+_WITH_ATTRIBUTES: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    ops.LeakyReLU: ("LeakyRelu", lambda op: {"alpha": float(op.negative_slope)}),
+    ops.ELU: ("Elu", lambda op: {"alpha": float(op.alpha)}),
+    ops.GELU: ("Gelu", lambda op: {"approximate": op.approximate}),
+    ops.Hardsigmoid: ("HardSigmoid", lambda op: {"alpha": 1 / 6, "beta": 0.5}),
+    ops.BatchNorm: ("BatchNormalization", lambda op: {"epsilon": float(op.eps)}),
+    ops.Softmax: ("Softmax", lambda op: {"axis": op.dim}),
+    ops.LogSoftmax: ("LogSoftmax", lambda op: {"axis": op.dim}),
+    ops.Concat: ("Concat", lambda op: {"axis": op.axis}),
+    ops.Transpose: ("Transpose", lambda op: {"perm": list(op.dims)}),
+    ops.ArgMax: (
+        "ArgMax",
+        lambda op: {"axis": op.dim, "keepdims": int(op.keepdim), "select_last_index": int(op.last)},
+    ),
+}
+
+
+@writers(*_WITH_ATTRIBUTES)
 def _with_attributes(writer: Writer, node: Node, inputs: list[str]) -> str:
-    op = node.op
-    attributes: dict[str, Any]
-    if isinstance(op, ops.LeakyReLU):
-        kind, attributes = "LeakyRelu", {"alpha": float(op.negative_slope)}
-    elif isinstance(op, ops.ELU):
-        kind, attributes = "Elu", {"alpha": float(op.alpha)}
-    elif isinstance(op, ops.GELU):
-        kind, attributes = "Gelu", {"approximate": op.approximate}
-    else:
-        kind, attributes = "HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}
-    return writer.add(kind, inputs, node.name, **attributes)
+    kind, attributes = _WITH_ATTRIBUTES[type(node.op)]
+    return writer.add(kind, inputs, node.name, **attributes(node.op))
 
 
 @writers(ops.ReLU6)
@@ -176,12 +185,6 @@ def _relu6(writer: Writer, node: Node, inputs: list[str]) -> str:
 @writers(ops.SiLU)
 def _silu(writer: Writer, node: Node, inputs: list[str]) -> str:
     return writer.add("Mul", [*inputs, writer.add("Sigmoid", inputs)], node.name)
-
-
-@writers(ops.BatchNorm)
-def _batch_norm(writer: Writer, node: Node, inputs: list[str]) -> str:
-    assert isinstance(node.op, ops.BatchNorm)
-    return writer.add("BatchNormalization", inputs, node.name, epsilon=float(node.op.eps))
 
 
 @writers(ops.Formula)
@@ -247,9 +250,8 @@ def write_expression(writer: Writer, node: Node, inputs: list[str]) -> str:
         else:
             results.append(_operation(writer, line.op, operand_names, computed))
     result = results[-1]
-    if (
-        node.output.dtype in INT8_DTYPES
-    ):  # int8 and uint8 saturate, which a cast in ONNX need not do
+    # int8 and uint8 saturate, which a cast in ONNX need not do.
+    if node.output.dtype in INT8_DTYPES:
         bounds = np.iinfo(node.output.dtype)
         limits = [writer.number(bound, computed) for bound in (bounds.min, bounds.max)]
         result = writer.add("Clip", [result, *limits])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from minidnn.frontends.onnx.build import Body, is_integer
-from minidnn.frontends.onnx.call import Convert, Family, OnnxCall
+from minidnn.frontends.onnx.call import Family, OnnxCall
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import (
     atan,
@@ -51,13 +52,9 @@ CONVERTERS = _family.converters
 _LARGEST = 3.4028234663852886e38
 
 
-def _plain(body: Body, op: Operator | None = None) -> Convert:
-    """The converter of an operator without attributes, by its formula or a named operator."""
-
-    def convert(call: OnnxCall) -> Value:
-        return call.build.pointwise(call.kind, body, call.operand(0), op=op)
-
-    return convert
+def _formula(call: OnnxCall, body: Body, op: Operator | None = None) -> Value:
+    """The formula of the operand, or the named operator of the same meaning."""
+    return call.build.pointwise(call.kind, body, call.operand(0), op=op)
 
 
 #: Operators without attributes: the formula, and the graph's operator of the same meaning.
@@ -93,11 +90,7 @@ _PLAIN: dict[str, tuple[Body, Operator | None]] = {
     "Tanh": (tanh, ops.Tanh()),
 }
 for _name, (_body, _op) in _PLAIN.items():
-    _family.add(_name, _plain(_body, _op))
-
-
-def _formula(call: OnnxCall, body: Body, op: Operator | None = None) -> Value:
-    return call.build.pointwise(call.kind, body, call.operand(0), op=op)
+    _family.add(_name, partial(_formula, body=_body, op=_op))
 
 
 @_family("LeakyRelu")

@@ -43,6 +43,11 @@ def _rounded(call: OnnxCall, y: Value, at: int, dtype: str) -> Value:
     return call.build.pointwise(QUANTIZE, quantized, y, scale, zero, dtype=dtype)
 
 
+def _like_operand(call: OnnxCall, y: Value) -> Value:
+    """The result of an operator of one operand, quantized to the operand's dtype."""
+    return _rounded(call, y, 3, call.operand(0).dtype)
+
+
 def _zero(call: OnnxCall, at: int, dtype: str) -> Value:
     """A scalar zero point in float32, by default 0."""
     zero = call.optional(at)
@@ -76,21 +81,17 @@ _add_binary("Mul", lambda a, b: a * b)
 
 @_family("QLinearSigmoid")
 def _sigmoid(call: OnnxCall) -> Value:
-    def compute(x: Expression) -> Expression:
-        return 1.0 / (1.0 + exp(-x))
-
-    return _rounded(
-        call, call.build.pointwise("Sigmoid", compute, _number(call, 0)), 3, call.operand(0).dtype
-    )
+    x = _number(call, 0)
+    return _like_operand(call, call.build.pointwise("Sigmoid", lambda a: 1.0 / (1.0 + exp(-a)), x))
 
 
 @_family("QLinearLeakyRelu")
 def _leaky_relu(call: OnnxCall) -> Value:
     alpha = call.number("alpha", 0.01)
-    result = call.build.pointwise(
-        "LeakyRelu", lambda x: where(x < 0.0, alpha * x, x), _number(call, 0)
+    x = _number(call, 0)
+    return _like_operand(
+        call, call.build.pointwise("LeakyRelu", lambda a: where(a < 0.0, alpha * a, a), x)
     )
-    return _rounded(call, result, 3, call.operand(0).dtype)
 
 
 @_family("QLinearConcat")
@@ -109,7 +110,7 @@ def _pooled(call: OnnxCall, pool: Callable[[OnnxCall, Value], Value]) -> Value:
     """The quantized result of pooling the dequantized operand."""
     if call.flag("channels_last"):
         raise call.refuse("its channels are the last axis")
-    return _rounded(call, pool(call, _number(call, 0)), 3, call.operand(0).dtype)
+    return _like_operand(call, pool(call, _number(call, 0)))
 
 
 @_family("QLinearAveragePool")

@@ -247,9 +247,7 @@ def _gather(call: OnnxCall) -> Value:
         return build.filled(shape, 0, x.dtype)
     if len(flat) == 1:
         return build.view(build.slice(x, axis, flat[0], 1), shape)
-    chosen: list[tuple[int, ...] | None] = [None] * x.type.rank
-    chosen[axis] = flat
-    return build.view(build.apply(ops.Take(tuple(chosen)), x), shape)
+    return build.view(build.take(x, axis, flat), shape)
 
 
 @_family("Pad")

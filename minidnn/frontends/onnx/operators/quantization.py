@@ -42,26 +42,21 @@ def _dequantize(call: OnnxCall) -> Value:
     output_type = call.integer("output_dtype", 0)
     scale_dtype = call.operand(1).dtype
     dtype = dtype_of(output_type, "attribute 'output_dtype'") if output_type else scale_dtype
-    if isinstance(x, Constant) and isinstance(scale, Constant) and _is_known(zero):
+    if isinstance(x, Constant) and isinstance(scale, Constant) and isinstance(zero, Constant):
         return _dequantized_constant(build, x, scale, zero, scale_dtype, dtype)
     operands = [build.cast(value, "float32") for value in (scale, zero)]
     out = build.pointwise(DEQUANTIZE, dequantized, x, *operands, compute="float32")
     return build.cast(out, dtype)
 
 
-def _is_known(value: Value) -> bool:
-    return isinstance(value, Constant)
-
-
 def _dequantized_constant(
-    build: Builder, x: Constant, scale: Constant, zero: Value, kind: str, dtype: str
+    build: Builder, x: Constant, scale: Constant, zero: Constant, kind: str, dtype: str
 ) -> Value:
     """A dequantized constant, computed when it is first read.
 
     Of int8 and uint8 to float32, the builder keeps the operands, so that a pass can read the bytes
     instead.
     """
-    assert isinstance(zero, Constant)
     build.spend(DEQUANTIZE, x.type.size * numpy_dtype(dtype).itemsize)
     shape = np.broadcast_shapes(x.shape, zero.shape, scale.shape)
     compute = partial(_numbers_of, x, scale, zero, kind, dtype)
@@ -76,7 +71,6 @@ def _dequantized_constant(
             )
         )
         for operand in (scale, zero)
-        if isinstance(operand, Constant)
     ]
     return build.keep(value, PER_CHANNEL, x, *operands)
 
@@ -190,8 +184,7 @@ def _qlinear_conv(call: OnnxCall) -> Value:
     """Of one and two dimensions, by scales that are known."""
     x, weight, bias = call.operand(0), call.operand(3), call.optional(8)
     sums = _convolved(call, x, call.operand(2), weight, call.operand(5), bias)
-    scale = _rescaling(call, (1, 4, 6))
-    return requantized(call, sums, scale, call.operand(7), weight.shape[0])
+    return requantized(call, sums, _rescaling(call), call.operand(7), weight.shape[0])
 
 
 def _convolved(
@@ -223,8 +216,7 @@ def _qlinear_matmul(call: OnnxCall) -> Value:
     """By scales that are known."""
     a, b = call.operand(0), call.operand(3)
     sums = product(call.build, a, call.operand(2), b, call.operand(5))
-    scale = _rescaling(call, (1, 4, 6))
-    return requantized(call, sums, scale, call.operand(7), None)
+    return requantized(call, sums, _rescaling(call), call.operand(7), None)
 
 
 def product(
@@ -296,12 +288,12 @@ def _without_zero(build: Builder, x: Value, zero: Value | None, axis: int | None
     return build.pointwise("WithoutZero", lambda a, z: a - z, x, zero_view, dtype="int32")
 
 
-def _rescaling(call: OnnxCall, indices: tuple[int, int, int]) -> np.ndarray:
+def _rescaling(call: OnnxCall) -> np.ndarray:
     """The factors from accumulators to the result: input scale * weight scale / output scale.
 
-    ``indices`` are those of the three scales among the operands, which must be constants.
+    All three must be constants.
     """
-    x, weight, y = (call.known(i, "scale").astype(np.float32) for i in indices)
+    x, weight, y = (call.known(i, "scale").astype(np.float32) for i in (1, 4, 6))
     with np.errstate(all="ignore"):
         factors = np.asarray(x.reshape(-1) * weight.reshape(-1) / y.reshape(-1), np.float32)
     return factors

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf, prod
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 
@@ -129,23 +128,15 @@ def _log_sum_exp(call: OnnxCall) -> Value:
     return build.view(out, [n for d, n in enumerate(x.shape) if d not in axes])
 
 
-def _place(turned: bool) -> Callable[[OnnxCall], Value]:
-    """The converter of ArgMax, or of ArgMin: the ArgMax of the operand with its order reversed."""
-
-    def convert(call: OnnxCall) -> Value:
-        x = call.operand(0)
-        axis = call.axis(call.integer("axis", 0), x.type.rank)
-        keep, last = call.flag("keepdims", True), call.flag("select_last_index")
-        if x.dtype == "bool":
-            raise call.refuse("its operand is bool")
-        if turned:
-            # The smallest integer has no negative, so integers become their complement.
-            is_integer = x.dtype not in FLOATS
-            x = call.build.pointwise("Turned", lambda a: -1 - a if is_integer else -a, x)
-        return call.build.apply(ops.ArgMax(axis, keep, last), x)
-
-    return cast("Callable[[OnnxCall], Value]", convert)
-
-
-_family.add("ArgMax", _place(False))
-_family.add("ArgMin", _place(True))
+@_family("ArgMax", "ArgMin")
+def _place(call: OnnxCall) -> Value:
+    x = call.operand(0)
+    axis = call.axis(call.integer("axis", 0), x.type.rank)
+    keep, last = call.flag("keepdims", True), call.flag("select_last_index")
+    if x.dtype == "bool":
+        raise call.refuse("its operand is bool")
+    if call.kind == "ArgMin":  # the ArgMax of the operand with its order reversed
+        # The smallest integer has no negative, so integers become their complement.
+        is_integer = x.dtype not in FLOATS
+        x = call.build.pointwise("Turned", lambda a: -1 - a if is_integer else -a, x)
+    return call.build.apply(ops.ArgMax(axis, keep, last), x)

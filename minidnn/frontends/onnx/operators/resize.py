@@ -8,7 +8,6 @@ the graph has gathers (Take) and a formula of sums of products.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 
@@ -18,7 +17,6 @@ from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Builder
 from minidnn.frontends.onnx.call import Family, OnnxCall
 from minidnn.frontends.onnx.library import LONGEST_TABLE, check_shape
-from minidnn.graph import operators as ops
 from minidnn.graph.expression import fma
 from minidnn.graph.ir import Value
 from minidnn.graph.resize import PADDINGS, grid_sample
@@ -99,10 +97,8 @@ def _resize(call: OnnxCall) -> Value:
         if mode == "nearest":
             # Before opset 11 only ONNX's tests define it: 1 2 3 4 scaled by 0.6 is 1 3.
             direction = "ceil" if call.opset < 11 and spec.scale < 1 else rounding
-            indices, weights = (
-                _nearest(coordinates, direction)[:, None],
-                np.ones((spec.outputs, 1)),
-            )
+            indices = _nearest(coordinates, direction)[:, None]
+            weights = np.ones((spec.outputs, 1))
         else:
             scale = min(spec.scale, 1.0) if antialias else 1.0
             if _span(mode, scale) > _LONGEST_SPAN:
@@ -248,19 +244,12 @@ def _taken(
 
     ``indices`` and ``weights`` are (outputs, taps), ``fill`` is (outputs,).
     """
-
-    def picked(chosen: Sequence[int]) -> Value:
-        """The elements at these indices of the axis; -1 is ``outside``."""
-        indices_by_axis: list[tuple[int, ...] | None] = [None] * x.type.rank
-        indices_by_axis[axis] = tuple(int(i) for i in chosen)
-        return build.apply(ops.Take(tuple(indices_by_axis), outside), x)
-
     if (weights == 1.0).all() and weights.shape[1] == 1:
-        return picked(np.where(fill, -1, indices[:, 0]).tolist())
+        return build.take(x, axis, np.where(fill, -1, indices[:, 0]).tolist(), outside)
     dtype = np.dtype(x.dtype)
     shape = [1] * x.type.rank
     shape[axis] = len(indices)
-    taps = [picked(column.tolist()) for column in indices.T]
+    taps = [build.take(x, axis, column.tolist(), outside) for column in indices.T]
     factors = [build.constant(w.astype(dtype).reshape(shape)) for w in weights.T]
     count = len(taps)
     out = build.pointwise(
@@ -273,6 +262,4 @@ def _taken(
     )
     if not fill.any():
         return out
-    chosen: list[tuple[int, ...] | None] = [None] * x.type.rank
-    chosen[axis] = tuple(-1 if outer else i for i, outer in enumerate(fill))
-    return build.apply(ops.Take(tuple(chosen), outside), out)
+    return build.take(out, axis, (-1 if outer else i for i, outer in enumerate(fill)), outside)

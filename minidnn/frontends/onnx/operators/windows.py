@@ -113,11 +113,15 @@ def window_pads(
             total = max((outputs - 1) * stride + dilation * (k - 1) + 1 - size, 0)
             pads.append(_halves(total, auto == "SAME_UPPER"))
         return _check_padded_size(sizes, pads)
-    values = [0] * 2 * count if explicit is None else explicit
+    return _check_padded_size(sizes, _pairs(explicit, count))
+
+
+def _pairs(pads: list[int] | None, count: int) -> list[Pair]:
+    """The attribute ``pads`` as (before, after) of each axis, by default 0."""
+    values = [0] * 2 * count if pads is None else pads
     if len(values) != 2 * count or min(values) < 0:
         raise GraphError(f"pads={values}; valid are {2 * count} of at least 0")
-    pads = list(zip(values[:count], values[count:], strict=True))
-    return _check_padded_size(sizes, pads)
+    return list(zip(values[:count], values[count:], strict=True))
 
 
 def _check_padded_size(sizes: Sequence[int], pads: list[Pair]) -> list[Pair]:
@@ -157,10 +161,7 @@ def _transposed_pads(
     is_explicit = wanted is not None
     if wanted is None and auto.startswith("SAME"):
         wanted = [size * stride for size, stride in zip(sizes, strides, strict=True)]
-    values = [0] * 2 * count if explicit is None or auto == "VALID" else explicit
-    if len(values) != 2 * count or min(values) < 0:
-        raise GraphError(f"pads={values}; valid are {2 * count} of at least 0")
-    pads = list(zip(values[:count], values[count:], strict=True))
+    pads = _pairs(None if auto == "VALID" else explicit, count)
     if wanted is not None:
         if len(wanted) != count or min(wanted) < 1:
             raise GraphError(f"output_shape={wanted}; valid are {count} of at least 1")

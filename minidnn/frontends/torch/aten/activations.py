@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 from minidnn.frontends.torch.aten.call import TRAINING, AtenCall, Refused, takes
@@ -9,30 +11,69 @@ from minidnn.frontends.torch.aten.movement import part
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
 from minidnn.graph import scalar_functions as formulas
-from minidnn.graph.expression import Expression, argument
+from minidnn.graph.expression import Expression, argument, constant, where
+from minidnn.graph.operator import Operator
 from minidnn.graph.trace import apply, current_trace
+
+_X = argument(0)
+
+#: Operations of one tensor without other arguments, and the operator of each.
+_PLAIN: dict[str, Operator] = {
+    "relu": ops.ReLU(),
+    "relu6": ops.ReLU6(),
+    "sigmoid": ops.Sigmoid(),
+    "tanh": ops.Tanh(),
+    "silu": ops.SiLU(),
+    "hardswish": ops.Hardswish(),
+    "hardsigmoid": ops.Hardsigmoid(),
+    "selu": ops.Formula(formulas.selu(_X), title="SELU"),
+    "mish": ops.Formula(formulas.mish(_X), title="Mish"),
+    "log_sigmoid": ops.Formula(formulas.log_sigmoid(_X), title="LogSigmoid"),
+    "exp": ops.Formula(scalar.exp(_X), title="Exp"),
+    "exp2": ops.Formula(scalar.apply("pow", constant(2.0), _X), title="Exp2"),
+    "expm1": ops.Formula(scalar.expm1(_X), title="Expm1"),
+    "log": ops.Formula(scalar.log(_X), title="Log"),
+    "log1p": ops.Formula(scalar.log1p(_X), title="Log1p"),
+    "log2": ops.Formula(scalar.log(_X) * (1 / math.log(2)), title="Log2"),
+    "log10": ops.Formula(scalar.log(_X) * (1 / math.log(10)), title="Log10"),
+    "sqrt": ops.Formula(scalar.sqrt(_X), title="Sqrt"),
+    "rsqrt": ops.Formula(1.0 / scalar.sqrt(_X), title="Rsqrt"),
+    "reciprocal": ops.Formula(1.0 / _X, title="Reciprocal"),
+    **dict.fromkeys(("abs", "absolute"), ops.Formula(abs(_X), title="Abs")),
+    **dict.fromkeys(("neg", "negative"), ops.Formula(-_X, title="Neg")),
+    "square": ops.Formula(_X * _X, title="Square"),
+    "erf": ops.Formula(scalar.erf(_X), title="Erf"),
+    "sin": ops.Formula(scalar.sin(_X), title="Sin"),
+    "cos": ops.Formula(scalar.cos(_X), title="Cos"),
+    "atan": ops.Formula(scalar.atan(_X), title="Atan"),
+    "floor": ops.Formula(scalar.floor(_X), title="Floor"),
+    "ceil": ops.Formula(-scalar.floor(-_X), title="Ceil"),
+    "round": ops.Formula(scalar.rint(_X), title="Round"),
+    "trunc": ops.Formula(where(_X < 0.0, -scalar.floor(-_X), scalar.floor(_X)), title="Trunc"),
+    # The sign of NaN is 0, as in PyTorch.
+    "sign": ops.Formula(where(_X > 0.0, constant(1.0), where(_X < 0.0, -1.0, 0.0)), title="Sign"),
+}
+
+
+def plain(call: AtenCall, op: Operator) -> Any:
+    """Applies an operator to the operand ``self``."""
+    return apply(op, call.tensor("self"))
 
 
 def formula(call: AtenCall, title: str, body: Expression) -> Any:
     """Applies a scalar expression to the operand ``self``."""
-    return apply(ops.Formula(body, title=title), call.tensor("self"))
+    return plain(call, ops.Formula(body, title=title))
 
 
-@takes("relu.default")
-def relu(call: AtenCall) -> Any:
-    return apply(ops.ReLU(), call.tensor("self"))
-
-
-@takes("relu6.default")
-def relu6(call: AtenCall) -> Any:
-    return apply(ops.ReLU6(), call.tensor("self"))
+for _name, _op in _PLAIN.items():
+    takes(f"{_name}.default")(partial(plain, op=_op))
 
 
 @takes("hardtanh.default")
 def hardtanh(call: AtenCall) -> Any:
     low, high = call.number("min_val"), call.number("max_val")
     if (low, high) == (0, 6):
-        return relu6(call)
+        return plain(call, ops.ReLU6())
     return formula(call, "Hardtanh", scalar.clip(argument(0), float(low), float(high)))
 
 
@@ -53,39 +94,9 @@ def celu(call: AtenCall) -> Any:
     return formula(call, "CELU", formulas.celu(argument(0), float(call.number("alpha"))))
 
 
-@takes("selu.default")
-def selu(call: AtenCall) -> Any:
-    return formula(call, "SELU", formulas.selu(argument(0)))
-
-
-@takes("sigmoid.default")
-def sigmoid(call: AtenCall) -> Any:
-    return apply(ops.Sigmoid(), call.tensor("self"))
-
-
-@takes("tanh.default")
-def tanh(call: AtenCall) -> Any:
-    return apply(ops.Tanh(), call.tensor("self"))
-
-
 @takes("gelu.default")
 def gelu(call: AtenCall) -> Any:
     return apply(ops.GELU(call["approximate"]), call.tensor("self"))
-
-
-@takes("silu.default")
-def silu(call: AtenCall) -> Any:
-    return apply(ops.SiLU(), call.tensor("self"))
-
-
-@takes("hardswish.default")
-def hardswish(call: AtenCall) -> Any:
-    return apply(ops.Hardswish(), call.tensor("self"))
-
-
-@takes("hardsigmoid.default")
-def hardsigmoid(call: AtenCall) -> Any:
-    return apply(ops.Hardsigmoid(), call.tensor("self"))
 
 
 @takes("softplus.default")
@@ -94,79 +105,14 @@ def softplus(call: AtenCall) -> Any:
     return formula(call, "Softplus", formulas.scaled_softplus(argument(0), beta, threshold))
 
 
-@takes("mish.default")
-def mish(call: AtenCall) -> Any:
-    return formula(call, "Mish", formulas.mish(argument(0)))
-
-
 @takes("prelu.default", when="the weight is known")
 def prelu(call: AtenCall) -> Any:
     x, weight = call.tensor("self"), call.weight("weight")
     value, slope = argument(0), argument(1)
-    body = scalar.where(value > 0.0, value, slope * value)
+    body = where(value > 0.0, value, slope * value)
     if weight.type.size == 1:
         return apply(ops.Formula(body, tensors=2, title="PReLU"), x, weight)
     return apply(ops.Formula(body, channel_vectors=1, title="PReLU"), x, weight)
-
-
-@takes("exp.default")
-def exp(call: AtenCall) -> Any:
-    return formula(call, "Exp", scalar.exp(argument(0)))
-
-
-@takes("log.default")
-def log(call: AtenCall) -> Any:
-    return formula(call, "Log", scalar.log(argument(0)))
-
-
-@takes("sqrt.default")
-def sqrt(call: AtenCall) -> Any:
-    return formula(call, "Sqrt", scalar.sqrt(argument(0)))
-
-
-@takes("rsqrt.default")
-def rsqrt(call: AtenCall) -> Any:
-    return formula(call, "Rsqrt", 1.0 / scalar.sqrt(argument(0)))
-
-
-@takes("reciprocal.default")
-def reciprocal(call: AtenCall) -> Any:
-    return formula(call, "Reciprocal", 1.0 / argument(0))
-
-
-@takes("abs.default", "absolute.default")
-def absolute(call: AtenCall) -> Any:
-    return formula(call, "Abs", abs(argument(0)))
-
-
-@takes("neg.default", "negative.default")
-def neg(call: AtenCall) -> Any:
-    return formula(call, "Neg", -argument(0))
-
-
-@takes("square.default")
-def square(call: AtenCall) -> Any:
-    return formula(call, "Square", argument(0) * argument(0))
-
-
-@takes("erf.default")
-def erf(call: AtenCall) -> Any:
-    return formula(call, "Erf", scalar.erf(argument(0)))
-
-
-@takes("expm1.default")
-def expm1(call: AtenCall) -> Any:
-    return formula(call, "Expm1", scalar.expm1(argument(0)))
-
-
-@takes("log1p.default")
-def log1p(call: AtenCall) -> Any:
-    return formula(call, "Log1p", scalar.log1p(argument(0)))
-
-
-@takes("log_sigmoid.default")
-def log_sigmoid(call: AtenCall) -> Any:
-    return formula(call, "LogSigmoid", formulas.log_sigmoid(argument(0)))
 
 
 @takes("hardshrink.default")
@@ -236,7 +182,7 @@ def bernoulli(call: AtenCall) -> Any:
     seed, step, stream = current_trace().random_numbers()
     drop = ops.RandomDrop(1.0 - float(call.number("p")), stream)
     kept = apply(drop, call.filled("self", shape, 1.0), seed, step)
-    ones = scalar.where(argument(0) > 0.0, 1.0, 0.0)
+    ones = where(argument(0) > 0.0, 1.0, 0.0)
     return apply(ops.Formula(ones, title="Bernoulli"), kept)
 
 

@@ -1,16 +1,16 @@
-"""Element-wise arithmetic: binary operations of tensors and numbers, clamping, powers, elementary
-functions and rounding."""
+"""Element-wise arithmetic: binary operations of tensors and numbers, clamping, and powers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from minidnn._torch_internals import VERSION
-from minidnn.frontends.torch.aten.activations import formula, sqrt
+from minidnn.frontends.torch.aten.activations import formula
 from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
@@ -124,24 +124,12 @@ def _extremum(call: AtenCall, title: str, body: Any) -> Any:
     return apply(ops.Formula(body, tensors=2, title=title), *operands(call, "self", "other"))
 
 
-@takes("maximum.default", "max.other")
-def maximum(call: AtenCall) -> Any:
-    return _extremum(call, "Maximum", scalar.maximum(argument(0), argument(1)))
-
-
-@takes("minimum.default", "min.other")
-def minimum(call: AtenCall) -> Any:
-    return _extremum(call, "Minimum", scalar.minimum(argument(0), argument(1)))
-
-
-@takes("addcmul.default")
-def addcmul(call: AtenCall) -> Any:
-    return _added(call, "Addcmul", lambda a, b: a * b)
-
-
-@takes("addcdiv.default")
-def addcdiv(call: AtenCall) -> Any:
-    return _added(call, "Addcdiv", lambda a, b: a / b)
+takes("maximum.default", "max.other")(
+    partial(_extremum, title="Maximum", body=scalar.maximum(argument(0), argument(1)))
+)
+takes("minimum.default", "min.other")(
+    partial(_extremum, title="Minimum", body=scalar.minimum(argument(0), argument(1)))
+)
 
 
 def _added(call: AtenCall, title: str, compute: Arithmetic) -> Any:
@@ -151,6 +139,10 @@ def _added(call: AtenCall, title: str, compute: Arithmetic) -> Any:
     body = x + compute(a if value == 1.0 else value * a, b)
     tensors = operands(call, "self", "tensor1", "tensor2")
     return apply(ops.Formula(body, tensors=3, title=title), *tensors)
+
+
+takes("addcmul.default")(partial(_added, title="Addcmul", compute=lambda a, b: a * b))
+takes("addcdiv.default")(partial(_added, title="Addcdiv", compute=lambda a, b: a / b))
 
 
 @takes("lerp.Scalar", "lerp.Tensor")
@@ -229,7 +221,7 @@ def power(call: AtenCall) -> Any:
     is 0 or infinite."""
     exponent = float(call.number("exponent"))
     if exponent == 0.5:
-        return sqrt(call)
+        return formula(call, "Sqrt", scalar.sqrt(argument(0)))
     if exponent.is_integer() and 1 <= abs(exponent) <= 4:
         base = argument(0) if exponent > 0 else 1.0 / argument(0)
         return formula(call, "Pow", math.prod([base] * abs(int(exponent)), start=constant(1.0)))
@@ -248,64 +240,3 @@ def power_of_tensors(call: AtenCall) -> Any:
 def power_of_number(call: AtenCall) -> Any:
     body = scalar.apply("pow", constant(float(call.number("self"))), argument(0))
     return apply(ops.Formula(body, title="Pow"), *operands(call, "exponent"))
-
-
-@takes("exp2.default")
-def exp2(call: AtenCall) -> Any:
-    return formula(call, "Exp2", scalar.apply("pow", constant(2.0), argument(0)))
-
-
-@takes("log2.default")
-def log2(call: AtenCall) -> Any:
-    return formula(call, "Log2", scalar.log(argument(0)) * (1 / math.log(2)))
-
-
-@takes("log10.default")
-def log10(call: AtenCall) -> Any:
-    return formula(call, "Log10", scalar.log(argument(0)) * (1 / math.log(10)))
-
-
-@takes("sin.default")
-def sin(call: AtenCall) -> Any:
-    return formula(call, "Sin", scalar.sin(argument(0)))
-
-
-@takes("cos.default")
-def cos(call: AtenCall) -> Any:
-    return formula(call, "Cos", scalar.cos(argument(0)))
-
-
-@takes("atan.default")
-def atan(call: AtenCall) -> Any:
-    return formula(call, "Atan", scalar.atan(argument(0)))
-
-
-@takes("floor.default")
-def floor(call: AtenCall) -> Any:
-    return formula(call, "Floor", scalar.floor(argument(0)))
-
-
-@takes("ceil.default")
-def ceil(call: AtenCall) -> Any:
-    return formula(call, "Ceil", -scalar.floor(-argument(0)))
-
-
-@takes("round.default")
-def rounded(call: AtenCall) -> Any:
-    return formula(call, "Round", scalar.rint(argument(0)))
-
-
-@takes("trunc.default")
-def trunc(call: AtenCall) -> Any:
-    return formula(call, "Trunc", _towards_zero(argument(0)))
-
-
-def _towards_zero(x: Expression) -> Expression:
-    return where(x < 0.0, -scalar.floor(-x), scalar.floor(x))
-
-
-@takes("sign.default")
-def sign(call: AtenCall) -> Any:
-    """The sign of NaN is 0, as in PyTorch."""
-    x = argument(0)
-    return formula(call, "Sign", where(x > 0.0, constant(1.0), where(x < 0.0, -1.0, 0.0)))

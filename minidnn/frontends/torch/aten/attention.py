@@ -31,7 +31,7 @@ def scaled_dot_product_attention(call: AtenCall) -> Any:
         raise Refused(f"query has shape {query.shape}; known are matrices")
     scale = call["scale"]
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    keys = _transposed(key)
+    keys = key.swapaxes(-1, -2)
     mask = _mask(call, (query.shape[-2], key.shape[-2]))
     if mask is None:
         scaled = apply(ops.Formula(argument(0) * factor, title="Scale"), query)
@@ -43,11 +43,6 @@ def scaled_dot_product_attention(call: AtenCall) -> Any:
         masked = ops.Formula(scores + added, tensors=2, title="Mask")
         weights = _softmax(apply(masked, _product(call, query, keys), mask), mask)
     return _product(call, weights, value)
-
-
-def _transposed(x: Value) -> Value:
-    rank = x.type.rank
-    return apply(ops.Transpose((*range(rank - 2), rank - 1, rank - 2)), x)
 
 
 def _product(call: AtenCall, a: Value, b: Value) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from minidnn.frontends.torch.aten.arithmetic import operands
@@ -38,34 +39,18 @@ def _equal(a: Expression, b: Expression) -> Expression:
     return (a <= b) * (a >= b)
 
 
-@takes("gt.Scalar", "gt.Tensor", "greater.Scalar", "greater.Tensor", when=_ONE_DTYPE)
-def gt(call: AtenCall) -> Any:
-    return _compared(call, "Greater", lambda a, b: a > b)
-
-
-@takes("ge.Scalar", "ge.Tensor", "greater_equal.Scalar", "greater_equal.Tensor", when=_ONE_DTYPE)
-def ge(call: AtenCall) -> Any:
-    return _compared(call, "GreaterOrEqual", lambda a, b: a >= b)
-
-
-@takes("lt.Scalar", "lt.Tensor", "less.Scalar", "less.Tensor", when=_ONE_DTYPE)
-def lt(call: AtenCall) -> Any:
-    return _compared(call, "Less", lambda a, b: a < b)
-
-
-@takes("le.Scalar", "le.Tensor", "less_equal.Scalar", "less_equal.Tensor", when=_ONE_DTYPE)
-def le(call: AtenCall) -> Any:
-    return _compared(call, "LessOrEqual", lambda a, b: a <= b)
-
-
-@takes("eq.Scalar", "eq.Tensor", when=_ONE_DTYPE)
-def eq(call: AtenCall) -> Any:
-    return _compared(call, "Equal", _equal)
-
-
-@takes("ne.Scalar", "ne.Tensor", "not_equal.Scalar", "not_equal.Tensor", when=_ONE_DTYPE)
-def ne(call: AtenCall) -> Any:
-    return _compared(call, "NotEqual", lambda a, b: 1.0 - _equal(a, b))
+#: The names of each comparison, its title, and what it computes.
+_COMPARISONS: tuple[tuple[tuple[str, ...], str, Compare], ...] = (
+    (("gt", "greater"), "Greater", lambda a, b: a > b),
+    (("ge", "greater_equal"), "GreaterOrEqual", lambda a, b: a >= b),
+    (("lt", "less"), "Less", lambda a, b: a < b),
+    (("le", "less_equal"), "LessOrEqual", lambda a, b: a <= b),
+    (("eq",), "Equal", _equal),
+    (("ne", "not_equal"), "NotEqual", lambda a, b: 1.0 - _equal(a, b)),
+)
+for _names, _title, _compare in _COMPARISONS:
+    _overloads = [f"{name}.{kind}" for name in _names for kind in ("Scalar", "Tensor")]
+    takes(*_overloads, when=_ONE_DTYPE)(partial(_compared, title=_title, compare=_compare))
 
 
 @takes("isnan.default")
@@ -89,19 +74,15 @@ def _bools(call: AtenCall, *names: str) -> list[Value]:
     return values
 
 
-@takes("logical_and.default", "bitwise_and.Tensor", "__and__.Tensor", when=_OF_BOOLS)
-def logical_and(call: AtenCall) -> Any:
-    return _joined(call, "And", scalar.minimum)
-
-
-@takes("logical_or.default", "bitwise_or.Tensor", "__or__.Tensor", when=_OF_BOOLS)
-def logical_or(call: AtenCall) -> Any:
-    return _joined(call, "Or", scalar.maximum)
-
-
-@takes("logical_xor.default", "bitwise_xor.Tensor", "__xor__.Tensor", when=_OF_BOOLS)
-def logical_xor(call: AtenCall) -> Any:
-    return _joined(call, "Xor", lambda a, b: abs(a - b))
+#: Logical operations of two operands: the title of each, and what it computes of 0 and 1.
+_LOGICAL: dict[str, tuple[str, Compare]] = {
+    "and": ("And", scalar.minimum),
+    "or": ("Or", scalar.maximum),
+    "xor": ("Xor", lambda a, b: abs(a - b)),
+}
+for _name, (_title, _combine) in _LOGICAL.items():
+    _overloads = [f"logical_{_name}.default", f"bitwise_{_name}.Tensor", f"__{_name}__.Tensor"]
+    takes(*_overloads, when=_OF_BOOLS)(partial(_joined, title=_title, combine=_combine))
 
 
 @takes("logical_not.default", "bitwise_not.default", when=_OF_BOOLS)

@@ -28,11 +28,14 @@ def conv2d(call: AtenCall) -> Any:
 def conv2d_named_padding(call: AtenCall) -> Any:
     if call["padding"] == "valid":
         return _conv2d(call, ((0, 0), (0, 0)))
-    kernel = call.weight("weight").shape[2:]
-    totals = [d * (k - 1) for d, k in zip(call.pair("dilation"), kernel, strict=True)]
-    # Of an odd padding, the larger half is at the end.
-    rows, columns = ((total // 2, total - total // 2) for total in totals)
+    rows, columns = map(_same, call.weight("weight").shape[2:], call.pair("dilation"))
     return _conv2d(call, (rows, columns))
+
+
+def _same(kernel: int, dilation: int) -> tuple[int, int]:
+    """The padding that keeps a size; of an odd padding, the larger half is at the end."""
+    total = dilation * (kernel - 1)
+    return total // 2, total - total // 2
 
 
 def _conv2d(call: AtenCall, padding: tuple[tuple[int, int], tuple[int, int]]) -> Any:
@@ -41,7 +44,7 @@ def _conv2d(call: AtenCall, padding: tuple[tuple[int, int], tuple[int, int]]) ->
     if weight.type.rank != 4 or x.type.rank != 4:
         raise Refused(f"input {x.shape} and weight {weight.shape}; known is 2-d, with a batch")
     op = ops.Conv2d(call.pair("stride"), padding, call.pair("dilation"), call["groups"])
-    return apply(op, x, weight, *_bias(call, "bias"))
+    return apply(op, x, weight, *_bias(call))
 
 
 @takes("conv1d.default", when=_KNOWN_WEIGHT)
@@ -55,8 +58,7 @@ def conv1d_named_padding(call: AtenCall) -> Any:
     if call["padding"] == "valid":
         return _conv1d(call, (0, 0))
     (dilation,) = call["dilation"]
-    total = dilation * (call.weight("weight").shape[-1] - 1)
-    return _conv1d(call, (total // 2, total - total // 2))
+    return _conv1d(call, _same(call.weight("weight").shape[-1], dilation))
 
 
 def _conv1d(call: AtenCall, padding: tuple[int, int]) -> Any:
@@ -69,7 +71,7 @@ def _conv1d(call: AtenCall, padding: tuple[int, int]) -> Any:
     row = apply_or_compute(ops.View((*weight.shape[:2], 1, weight.shape[2])), weight)
     op = ops.Conv2d((1, stride), ((0, 0), padding), (1, dilation), call["groups"])
     images = apply(ops.View((*x.shape[:2], 1, x.shape[2])), x)
-    out = apply(op, images, row, *_bias(call, "bias"))
+    out = apply(op, images, row, *_bias(call))
     return apply(ops.View(call.result.shape), out)
 
 
@@ -83,7 +85,7 @@ def conv_transpose(call: AtenCall) -> Any:
     return transposed_convolution(
         x,
         weight,
-        *_bias(call, "bias"),
+        *_bias(call),
         stride=call.ints("stride", axes),
         cut=tuple((p, p - extra) for p, extra in zip(padding, output_padding, strict=True)),
         dilation=call.ints("dilation", axes),
@@ -91,14 +93,14 @@ def conv_transpose(call: AtenCall) -> Any:
     )
 
 
-def _bias(call: AtenCall, name: str) -> list[Value]:
-    bias = call.optional_weight(name)
+def _bias(call: AtenCall) -> list[Value]:
+    bias = call.optional_weight("bias")
     return [] if bias is None else [bias]
 
 
 @takes("linear.default", when="the weight is known")
 def linear(call: AtenCall) -> Any:
-    x, operands = call.tensor("input"), [call.weight("weight"), *_bias(call, "bias")]
+    x, operands = call.tensor("input"), [call.weight("weight"), *_bias(call)]
     if x.type.rank > 1:
         return apply(ops.Linear(), x, *operands)
     out = apply(ops.Linear(), apply(ops.View((1, *x.shape)), x), *operands)

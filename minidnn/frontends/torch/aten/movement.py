@@ -4,6 +4,7 @@ gathering, and lookups of embeddings."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -230,17 +231,7 @@ def constant_pad(call: AtenCall) -> Any:
     return _padded(call, "constant", call.number("value"))
 
 
-@takes("reflection_pad2d.default", "reflection_pad1d.default", when="no padding is negative")
-def reflection_pad(call: AtenCall) -> Any:
-    return _padded(call, "reflect", 0.0)
-
-
-@takes("replication_pad2d.default", "replication_pad1d.default", when="no padding is negative")
-def replication_pad(call: AtenCall) -> Any:
-    return _padded(call, "replicate", 0.0)
-
-
-def _padded(call: AtenCall, mode: str, value: float) -> Any:
+def _padded(call: AtenCall, mode: str, value: float = 0.0) -> Any:
     """Pads; the argument has a pair of sizes for each axis, beginning with the last axis."""
     x = call.tensor("self")
     sizes = call["pad"] if "pad" in call.names else call["padding"]
@@ -251,6 +242,11 @@ def _padded(call: AtenCall, mode: str, value: float) -> Any:
     for i in range(len(sizes) // 2):
         before[rank - 1 - i], after[rank - 1 - i] = sizes[2 * i], sizes[2 * i + 1]
     return apply(ops.Pad(tuple(before), tuple(after), _MODES[mode], float(value)), x)
+
+
+for _kind, _mode in (("reflection", "reflect"), ("replication", "replicate")):
+    _overloads = [f"{_kind}_pad2d.default", f"{_kind}_pad1d.default"]
+    takes(*_overloads, when="no padding is negative")(partial(_padded, mode=_mode))
 
 
 @takes("pixel_shuffle.default")

@@ -10,7 +10,9 @@ import numpy as np
 from minidnn.frontends.torch.aten.call import TRAINING, AtenCall, Refused, takes
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, sqrt
+from minidnn.graph.ir import Value
 from minidnn.graph.trace import apply
+from minidnn.graph.types import TensorType
 
 _STATISTICS = ("running_mean", "running_var")
 _CONDITION = "statistics stored and known, or of the batch in training"
@@ -33,15 +35,25 @@ def native_batch_norm(call: AtenCall) -> Any:
 
 
 def _normalize(call: AtenCall) -> Any:
-    x = call.tensor("input")
     mean = call.optional_weight("running_mean")
     variance = call.optional_weight("running_var")
     if mean is None or variance is None:
         raise Refused("it has no stored statistics")
+    return _by_statistics(call, mean, variance)
+
+
+def _by_statistics(call: AtenCall, mean: Value, variance: Value) -> Value:
+    op = ops.BatchNorm(float(call.number("eps")))
+    return apply(op, call.tensor("input"), *_scale_and_shift(call, mean.type), mean, variance)
+
+
+def _scale_and_shift(call: AtenCall, type: TensorType) -> tuple[Value, Value]:
+    """The weight and the bias, with ones and zeros of this type in place of an absent one."""
     weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
-    weight = call.filled("weight", mean.type, 1.0) if weight is None else weight
-    bias = call.filled("bias", mean.type, 0.0) if bias is None else bias
-    return apply(ops.BatchNorm(float(call.number("eps"))), x, weight, bias, mean, variance)
+    return (
+        call.filled("weight", type, 1.0) if weight is None else weight,
+        call.filled("bias", type, 0.0) if bias is None else bias,
+    )
 
 
 @takes("_native_batch_norm_legit_functional.default", when=_CONDITION)
@@ -75,11 +87,7 @@ def _normalize_by_batch(call: AtenCall) -> tuple[Any, ...]:
         formula = ops.Formula(body, tensors=2, title="Moved")
         old = call.optional(name)
         running.append(None if old is None else apply(formula, old, new))
-    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
-    weight = call.filled("weight", mean.type, 1.0) if weight is None else weight
-    bias = call.filled("bias", mean.type, 0.0) if bias is None else bias
-    result = apply(ops.BatchNorm(float(call.number("eps"))), x, weight, bias, mean, var)
-    return (result, None, None, *running)
+    return (_by_statistics(call, mean, var), None, None, *running)
 
 
 @takes("layer_norm.default", when="weight and bias are known")
@@ -117,13 +125,10 @@ def _normalize_groups(call: AtenCall, groups: int) -> Any:
     """Normalizes each group of channels of each image by its own statistics, and then applies the
     weight and bias of each channel."""
     op = ops.GroupNorm(groups, float(call.number("eps")))
-    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
-    vector = weight or bias
+    vector = call.optional_weight("weight") or call.optional_weight("bias")
     if vector is None:
         return apply(op, call.tensor("input"))
-    weight = call.filled("weight", vector.type, 1.0) if weight is None else weight
-    bias = call.filled("bias", vector.type, 0.0) if bias is None else bias
-    return apply(op, call.tensor("input"), weight, bias)
+    return apply(op, call.tensor("input"), *_scale_and_shift(call, vector.type))
 
 
 @takes("rms_norm.default", when="the weight is known")

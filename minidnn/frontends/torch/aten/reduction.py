@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from math import inf
 from typing import Any, Literal
 
@@ -55,21 +56,6 @@ def mean(call: AtenCall) -> Any:
     return _reduce(call, "mean")
 
 
-@takes("sum.dim_IntList", "sum.default", when=NO_DTYPE)
-def sum_(call: AtenCall) -> Any:
-    return _reduce(call, "sum")
-
-
-@takes("amax.default", "max.default")
-def amax(call: AtenCall) -> Any:
-    return _reduce(call, "max")
-
-
-@takes("amin.default", "min.default")
-def amin(call: AtenCall) -> Any:
-    return _reduce(call, "min")
-
-
 def _reduce(call: AtenCall, how: How, first: bool = False) -> Any:
     """``first``: among equal extrema, the first one gets all of the gradient."""
     same_dtype(call)
@@ -91,9 +77,10 @@ def axes_of(call: AtenCall) -> tuple[int, ...]:
     return tuple(sorted({axis % max(rank, 1) for axis in axes})) if axes else tuple(range(rank))
 
 
-@takes("prod.default", "prod.dim_int", when=NO_DTYPE)
-def prod(call: AtenCall) -> Any:
-    return _reduce(call, "prod")
+takes("sum.dim_IntList", "sum.default", when=NO_DTYPE)(partial(_reduce, how="sum"))
+takes("prod.default", "prod.dim_int", when=NO_DTYPE)(partial(_reduce, how="prod"))
+takes("amax.default", "max.default")(partial(_reduce, how="max"))
+takes("amin.default", "min.default")(partial(_reduce, how="min"))
 
 
 @takes("max.dim")
@@ -104,16 +91,6 @@ def max_dim(call: AtenCall) -> Any:
 @takes("min.dim")
 def min_dim(call: AtenCall) -> Any:
     return (_reduce(call, "min", first=True), _place(call, turned=True) if call.reads(1) else None)
-
-
-@takes("argmax.default")
-def argmax(call: AtenCall) -> Any:
-    return _place(call, turned=False)
-
-
-@takes("argmin.default")
-def argmin(call: AtenCall) -> Any:
-    return _place(call, turned=True)
 
 
 def _place(call: AtenCall, turned: bool) -> Value:
@@ -134,14 +111,8 @@ def _place(call: AtenCall, turned: bool) -> Value:
     return apply(ops.View(call.result.shape), index)
 
 
-@takes("any.default", "any.dim", "any.dims")
-def any_(call: AtenCall) -> Any:
-    return _of_bools(call, "max")
-
-
-@takes("all.default", "all.dim", "all.dims")
-def all_(call: AtenCall) -> Any:
-    return _of_bools(call, "min")
+takes("argmax.default")(partial(_place, turned=False))
+takes("argmin.default")(partial(_place, turned=True))
 
 
 def _of_bools(call: AtenCall, how: How) -> Value:
@@ -152,6 +123,10 @@ def _of_bools(call: AtenCall, how: How) -> Value:
     )
     reduced = apply(ops.Reduce(how, axes_of(call), keeps(call)), nonzero)
     return apply(ops.Formula(argument(0), title="Any", dtype="bool"), reduced)
+
+
+takes("any.default", "any.dim", "any.dims")(partial(_of_bools, how="max"))
+takes("all.default", "all.dim", "all.dims")(partial(_of_bools, how="min"))
 
 
 @takes("logsumexp.default")

@@ -4,7 +4,8 @@ points of a grid."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,36 +20,22 @@ from minidnn.graph.trace import apply
 from minidnn.graph.types import TensorType, numpy_dtype
 
 
-@takes(
-    "upsample_nearest1d.vec",
-    "upsample_nearest2d.vec",
-    "upsample_nearest3d.vec",
-)
-def upsample_nearest(call: AtenCall) -> Any:
+def _upsampled(call: AtenCall, interpolate: Callable[..., Value]) -> Value:
     x = call.tensor("input")
-    return resize.nearest(x, _axes(call, x))
+    corners = "align_corners" in call.names and bool(call["align_corners"])
+    return interpolate(x, _axes(call, x), corners)
 
 
-@takes(
-    "_upsample_nearest_exact1d.vec",
-    "_upsample_nearest_exact2d.vec",
-    "_upsample_nearest_exact3d.vec",
-)
-def upsample_nearest_exact(call: AtenCall) -> Any:
-    x = call.tensor("input")
-    return resize.nearest_exact(x, _axes(call, x))
-
-
-@takes("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")
-def upsample_linear(call: AtenCall) -> Any:
-    x = call.tensor("input")
-    return resize.linear(x, _axes(call, x), bool(call["align_corners"]))
-
-
-@takes("upsample_bicubic2d.vec")
-def upsample_bicubic(call: AtenCall) -> Any:
-    x = call.tensor("input")
-    return resize.cubic(x, _axes(call, x), bool(call["align_corners"]))
+for _names, _interpolate in (
+    ([f"upsample_nearest{axes}d.vec" for axes in (1, 2, 3)], resize.nearest),
+    ([f"_upsample_nearest_exact{axes}d.vec" for axes in (1, 2, 3)], resize.nearest_exact),
+    (
+        ["upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec"],
+        resize.linear,
+    ),
+    (["upsample_bicubic2d.vec"], resize.cubic),
+):
+    takes(*_names)(partial(_upsampled, interpolate=_interpolate))
 
 
 @takes("grid_sampler.default", "grid_sampler_2d.default", "grid_sampler_3d.default")
