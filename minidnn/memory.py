@@ -69,13 +69,13 @@ class Annotations:
         """The view of a value as kernels see it: vectors have an address of their own."""
         return BufferView(value, 0) if value.type.rank < 2 else self.place(value)
 
-    def copied(self, join: Node) -> Iterator[tuple[Value, int]]:
+    def copied(self, concat: Node) -> Iterator[tuple[Value, int]]:
         """The operands of a concatenation that must be copied, as they are not views of its result:
         each with its offset along the concatenated axis."""
-        assert isinstance(join.op, Concat)
-        axis = join.op.axis % join.output.type.rank
-        base, first = self.place(join.output), 0
-        for value in join.inputs:
+        assert isinstance(concat.op, Concat)
+        axis = concat.op.axis % concat.output.type.rank
+        base, first = self.place(concat.output), 0
+        for value in concat.inputs:
             wanted = BufferView(base.buffer, base.channel + first)
             if axis != channel_axis(value) or self.placements.get(value) != wanted:
                 yield value, first

@@ -176,7 +176,7 @@ def _with_row_count(op: Operator, rows: int) -> Operator:
 #: keeps them independent.
 _Rule = Callable[[Operator, Sequence[Value], Collection[Value]], str | None]
 
-_JOINS = "joins rows"
+_MIXES = "mixes rows"
 _PLACES = "places rows anew"
 _EACH = "has an operand that is another for each row"
 
@@ -209,7 +209,7 @@ def _first(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str
 
 
 def _linear(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
-    return _JOINS if given[0].type.rank < 2 else _first(op, given, rows)
+    return _MIXES if given[0].type.rank < 2 else _first(op, given, rows)
 
 
 def _matmul(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
@@ -218,42 +218,42 @@ def _matmul(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> st
     for place, value in enumerate(given):
         if value in rows:
             if value.type.rank != rank or (rank == 2 and place == 1):
-                return _JOINS
+                return _MIXES
         elif value.type.rank == rank > 2 and value.shape[0] != 1:
             return _EACH
         elif rank == 2 and place == 0:
-            return _JOINS
+            return _MIXES
     return None
 
 
 def _along(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
     assert isinstance(op, (ops.Softmax, ops.LogSoftmax, ops.ArgMax))
-    return _JOINS if op.dim % given[0].type.rank == 0 else None
+    return _MIXES if op.dim % given[0].type.rank == 0 else None
 
 
 def _reduce(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
     assert isinstance(op, ops.Reduce)
-    return _JOINS if 0 in op.dims else None
+    return _MIXES if 0 in op.dims else None
 
 
 def _layer_norm(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
     assert isinstance(op, ops.LayerNorm)
-    return _JOINS if op.axes >= given[0].type.rank else _first(op, given, rows)
+    return _MIXES if op.axes >= given[0].type.rank else _first(op, given, rows)
 
 
 def _concat(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
     assert isinstance(op, ops.Concat)
-    return _JOINS if op.axis % given[0].type.rank == 0 else _all(op, given, rows)
+    return _MIXES if op.axis % given[0].type.rank == 0 else _all(op, given, rows)
 
 
 def _flatten(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
     assert isinstance(op, ops.Flatten)
-    return _JOINS if op.start_dim % given[0].type.rank == 0 else None
+    return _MIXES if op.start_dim % given[0].type.rank == 0 else None
 
 
 def _view(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
     assert isinstance(op, ops.View)
-    return None if op.shape and op.shape[0] == given[0].shape[0] else _JOINS
+    return None if op.shape and op.shape[0] == given[0].shape[0] else _MIXES
 
 
 def _transpose(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:

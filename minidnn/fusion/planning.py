@@ -146,7 +146,7 @@ class _Builder:
             if place <= begin and end <= place + value.type.plane[1]:
                 return PlanOperation(result, (number,), code=linearize(argument(0)))
             place += value.type.plane[1]
-        raise AssertionError("segments are cut at the edges of a join's operands")
+        raise AssertionError("segments are cut at the edges of a concatenation's operands")
 
     def _planes(self) -> tuple[Plane, ...]:
         rows, columns = self.sequence.extents

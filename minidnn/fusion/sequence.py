@@ -367,7 +367,8 @@ class Sequence:
                 continue
             results = [o.output for o in step.operations if o.output in buffered]
             if results and all(
-                o.window is None or o.window.join == window.join for o in readers[results[0]]
+                o.window is None or o.window.reduction == window.reduction
+                for o in readers[results[0]]
             ):
                 below[results[0]] = source
         return below

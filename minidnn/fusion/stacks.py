@@ -27,7 +27,7 @@ def why_not_fusable(node: Node) -> str | None:
     if isinstance(op, Concat):
         rank = node.output.type.rank
         if op.axis % max(rank, 1) != 1:
-            return f"it joins along axis {op.axis}, not along channels"
+            return f"it concatenates along axis {op.axis}, not along channels"
         return None
     if not isinstance(op, Elementwise):
         return f"{op.name} is a {op.kind} operator"

@@ -287,7 +287,7 @@ class Windowed(Operator):
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         window, names = self.window(), self.operand_names
         x, *others = self.operands(inputs)
-        if not (x.dtype in INT8_DTYPES and window.chooses and window.join == "max"):
+        if not (x.dtype in INT8_DTYPES and window.chooses and window.reduction == "max"):
             self.require_float(*inputs)
         self.require_rank("input", x, 4)
         batch, channels, *extent = x.shape

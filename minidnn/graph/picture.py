@@ -119,7 +119,7 @@ class _Drawing:
             for value in item.gives:
                 items += last.pop(value, [])
         items += [*waiting.values(), *(pill for pills in last.values() for pill in pills)]
-        return folded(items, _joined)
+        return folded(items, _arranged)
 
     def scope(self, graph: Graph, nodes: Sequence[Node]) -> Item:
         """The nodes of a group or of a body, with the graph's inputs and outputs as ports."""
@@ -130,7 +130,7 @@ class _Drawing:
             for v in graph.outputs
             if not isinstance(v, Constant)
         ]
-        return _joined(items)
+        return _arranged(items)
 
     def node(self, node: Node) -> Item:
         """The box of a node, or the outline of a region that contains regions."""
@@ -297,7 +297,7 @@ def _order(nodes: Sequence[Node], groups: Mapping[Node, str]) -> list[list[Node]
     return [units[key] for key in ready] if len(ready) == len(units) else None
 
 
-def _joined(items: list[Item]) -> Item:
+def _arranged(items: list[Item]) -> Item:
     """Arranges items, and draws the edges between them; the ports become those of the result."""
     source = {value: i for i, item in enumerate(items) for value in item.gives}
     edges = [

@@ -157,11 +157,11 @@ def broadcast_to(x: Any, shape: Sequence[int]) -> Any:
 
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
     """Tensors and arrays, concatenated along an existing axis."""
-    return _joined(*arrays, axis=axis)
+    return _concatenated(*arrays, axis=axis)
 
 
 @described("Concat")
-def _joined(*values: Any, axis: int) -> Any:
+def _concatenated(*values: Any, axis: int) -> Any:
     owner = next(value for value in values if isinstance(value, Symbolic))
     tensors = [v if isinstance(v, Symbolic) else _constant(owner, v) for v in values]
     return owner._record(ops.Concat(axis), *tensors)

@@ -237,7 +237,7 @@ class Centered(md.Layer):
 @pytest.mark.together(2)
 def test_a_network_that_joins_rows(device: str) -> None:
     exe = named(Centered(), (md.Dim("n", 1, 9), 4), device=device)
-    assert "joins rows" in str(exe.why_not_parts)
+    assert "mixes rows" in str(exe.why_not_parts)
     for rows in (3, 9, 5):
         x = numbers(rows, 4)
         np.testing.assert_allclose(exe(x), x - x.mean(0), rtol=1e-5, atol=1e-6)

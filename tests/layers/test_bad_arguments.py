@@ -228,7 +228,7 @@ OPERATORS: list[tuple[Callable[[], Any], str]] = [
             lambda axes=axes, pool=pool: ops.Pool2d(pool(*axes)),  # type: ignore[misc]
             f"{told} positions of the window, so that no window lies in the padding alone",
         )
-        for pool in (partial(Window, join="max"), average_window)
+        for pool in (partial(Window, reduction="max"), average_window)
         for told, axes in (
             (
                 "padding=(2, 0) of kernel=2, dilation=1; valid is less than the 2",

@@ -120,7 +120,7 @@ class Squeezing(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("net", "why"), [(Looking(), None), (Mixing(), "joins rows"), (Squeezing(), None)]
+    ("net", "why"), [(Looking(), None), (Mixing(), "mixes rows"), (Squeezing(), None)]
 )
 def test_what_is_not_the_same_for_all_batches_has_programs_of_its_own(
     net: nn.Module, why: str | None
@@ -155,7 +155,7 @@ def test_torch_compile_has_one_executable_for_all_batches(net: nn.Module) -> Non
         (program,) = piece.programs
         assert isinstance(program, NamedProgram) and program.dynamic.counts.in_parts >= 2
     else:
-        assert len(piece.programs) == 4 and "joins rows" in piece.explain()
+        assert len(piece.programs) == 4 and "mixes rows" in piece.explain()
     torch.compiler.reset()
 
 

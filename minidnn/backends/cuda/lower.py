@@ -175,7 +175,7 @@ class _Lowering:
         if isinstance(op, SumOverRanks):
             return self._sum_over_ranks(node, op)
         if isinstance(op, Concat):
-            return self._join(node, op)
+            return self._concat(node, op)
         if isinstance(op, TakeChannels):
             return (self._take_channels(node, op),)
         if (tasks := tasks_of_row_operator(annotations, node)) is not None:
@@ -248,8 +248,8 @@ class _Lowering:
         slices = [value for value in values if value in self.plan.annotations.placements]
         if slices:
             raise UnsupportedError(
-                f"node {node.name!r}: {node.op.name} cannot read {slices[0]!r}, which lies in a "
-                "slice of a join"
+                f"node {node.name!r}: {node.op.name} cannot read {slices[0]!r}, which is a "
+                "slice of a concatenation"
             )
 
     def _sum_over_ranks(self, node: Node, op: SumOverRanks) -> Sequence[Task]:
@@ -439,7 +439,7 @@ class _Lowering:
         if is_linear and slices:
             raise UnsupportedError(
                 f"node {node.name!r}: a linear layer cannot read or write {slices[0]!r}, which "
-                "lies in a slice of a join"
+                "is a slice of a concatenation"
             )
 
     def _take_channels(self, node: Node, op: TakeChannels) -> Task:
@@ -447,12 +447,12 @@ class _Lowering:
         launch, table = print_take_channels(op, node.output.shape[0], sources, out)
         return Task(node, launch, (*map(pointer_to, node.inputs), numbers_of(table), node.output))
 
-    def _join(self, node: Node, op: Concat) -> Sequence[Task]:
+    def _concat(self, node: Node, op: Concat) -> Sequence[Task]:
         """The copies of the operands that their producers did not write in place."""
         axis = op.axis % node.output.type.rank
-        return [self._joined(node, *each, axis) for each in self.plan.annotations.copied(node)]
+        return [self._concat_copy(node, *each, axis) for each in self.plan.annotations.copied(node)]
 
-    def _joined(self, node: Node, value: Value, first: int, axis: int) -> Task:
+    def _concat_copy(self, node: Node, value: Value, first: int, axis: int) -> Task:
         """Copies an operand into a concatenation's result, from index ``first`` of ``axis`` on."""
         out = node.output
         if axis == 1 and out.type.rank == 4 and out.dtype in TYPES:

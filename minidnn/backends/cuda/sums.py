@@ -130,7 +130,7 @@ class _Printer:
             self._place(beside, parts)
             print_sweep = self._columns if by_columns else self._planes
             print_sweep(wide, step)
-            self._join(by_columns, wide, step, parts)
+            self._reduce_block(by_columns, wide, step, parts)
         width = wide * self.lanes if by_columns else 1
         shared = self.many * threads * (self.lanes if by_columns else 1) + self._shift_count * width
         blocks = self.groups * beside * parts.count
@@ -348,7 +348,7 @@ class _Printer:
         names |= {value: vector.format(i) for i, value in enumerate(self.vectors)}
         return print_values(self.code, self.op, names)
 
-    def _join(self, by_columns: bool, wide: int, step: int, parts: PartialSums) -> None:
+    def _reduce_block(self, by_columns: bool, wide: int, step: int, parts: PartialSums) -> None:
         """Prints how the threads of a block combine their sums, in a fixed order."""
         code, lanes = self.code, self.lanes
         width = wide * lanes if by_columns else 1

@@ -45,16 +45,16 @@ class Memory:
 
     def __init__(self, graph: Graph) -> None:
         #: The union-find forest: the parent of each storage that is not a root.
-        self._joined: dict[int, int] = {}
+        self._parents: dict[int, int] = {}
         for node in graph.nodes:
             viewed = node.args[0] if _is_view(node) else None
             if isinstance(viewed, Node):
-                self.join(node, viewed)
+                self.merge(node, viewed)
 
-    def join(self, one: Node, other: Node) -> None:
+    def merge(self, one: Node, other: Node) -> None:
         """Records that two values share memory."""
         roots = sorted(self.of(one) | self.of(other))
-        self._joined.update((storage, roots[0]) for storage in roots[1:])
+        self._parents.update((storage, roots[0]) for storage in roots[1:])
 
     def of(self, node: Node) -> frozenset[int]:
         """The storages of a node's value, or of all tensors in its list."""
@@ -66,8 +66,8 @@ class Memory:
         return [operand for operand in node.all_input_nodes if storages & self.of(operand)]
 
     def _first(self, storage: int) -> int:
-        while storage in self._joined:
-            storage = self._joined[storage]
+        while storage in self._parents:
+            storage = self._parents[storage]
         return storage
 
 

@@ -128,8 +128,8 @@ class Pool2d(Windowed):
             f"divisor={divisor!r}; valid is a non-zero int or None",
         )
         self.require(
-            self.shape.join in COMBINERS,
-            f"join={self.shape.join!r}; valid is one of {', '.join(COMBINERS)}",
+            self.shape.reduction in COMBINERS,
+            f"reduction={self.shape.reduction!r}; valid is one of {', '.join(COMBINERS)}",
         )
         for name, formula, arity in (
             ("tap", self.shape.tap, operands + 1),

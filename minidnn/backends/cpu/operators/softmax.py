@@ -19,7 +19,7 @@ _WIDTH = 512
 _SHORT = 32
 """Rows of at most that length are computed by one lane each."""
 
-_ADD = CASCADE.format(wide="float", join="c + a")
+_ADD = CASCADE.format(wide="float", combine="c + a")
 
 # Computes the maximum of a row and the sum of its exponentials, which ``keep`` stores.
 _ROW = """\
@@ -222,7 +222,7 @@ _PARTS = (
 )
 
 # Combines the parts: of each column the maximum, and the sum or its logarithm.
-_JOIN = """\
+_COMBINE = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, 2);
   const uniform int64 inner = n[3];
@@ -354,7 +354,7 @@ def _parted(
 
     stages = (
         of("softmax_parts", partial, (0, tops) if log else (0, 1, tops), tasks),
-        of("softmax_join", _JOIN.format(total=total), (tops, combined), outer),
+        of("softmax_combine", _COMBINE.format(total=total), (tops, combined), outer),
         of("softmax_write", write_text, (0, tops, combined, 1), tasks),
     )
     return Staged(stages, combined.offset + outer * inner * 8)

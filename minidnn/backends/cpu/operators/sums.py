@@ -101,7 +101,7 @@ class _Printer:
     def _first(self, is_single: bool) -> KernelSource:
         """The kernel that adds the pixels of a part."""
         code = Code()
-        cascade = CASCADE.format(wide="float", join="c + a")
+        cascade = CASCADE.format(wide="float", combine="c + a")
         sizes = len(self.tensors) + len(self.vectors) + (self.many if is_single else 1)
         with code.block("MD_KERNEL(@)"):
             code.line(f"const uniform int64 * uniform n = MD_IN(int64, {sizes});")
@@ -208,5 +208,5 @@ class _Printer:
                             code.line(f"@_push(levels, p + 1, {partial});")
                         code.line(f"const float total{i} = @_rest(levels, parts, 0.0f);")
                         code.line(self._store(i, f"MD_OUT(float, {i + 1})"))
-        cascade = CASCADE.format(wide="float", join="c + a")
+        cascade = CASCADE.format(wide="float", combine="c + a")
         return KernelSource.named("sum_parts", cascade + str(code))

@@ -14,7 +14,7 @@ from .grid import Grid, is_number, phases_of, reach_of, taps_along
 from .pack import Pack
 from .taps import Tap, TapReduction
 from .view import Function
-from .window import Finish, identity_text, join, shares
+from .window import Finish, identity_text, reduce_ranges, shares
 
 Cells = dict[tuple[int, int], str]
 
@@ -228,7 +228,7 @@ class RectanglePrinter:
         for phase, axis in enumerate(phases := phases_of(window)):
             self._exchange(phase, axis, window, planes, phase == len(phases) - 1)
         down, across = map(taps_along, window.axes)
-        join = TapReduction(self.pack, window, self.plan.anchor, under[0] in self.positive)
+        reduction = TapReduction(self.pack, window, self.plan.anchor, under[0] in self.positive)
         totals: Cells = {}
         for row, column in product(range(self.grid.rows), range(self.grid.columns)):
             centre = [self._operand(number, row, column) for number in here]
@@ -243,7 +243,7 @@ class RectanglePrinter:
                 ]
                 for y, i in down
             ]
-            totals[row, column] = join.print(taps, centre)
+            totals[row, column] = reduction.print(taps, centre)
         if len(phases) == 1:
             self.code.line(self.barrier)  # the next step writes to the same slots
         return totals
@@ -349,7 +349,7 @@ class RectanglePrinter:
         """Declares the threads with the rectangles before and after; at the plane's ends,
         identities."""
         grid = self.grid
-        nobody = grid.threads + list(COMBINERS).index(window.join)
+        nobody = grid.threads + list(COMBINERS).index(window.reduction)
         place, count, step = ("ty", grid.down, grid.across) if axis == 0 else ("tx", grid.across, 1)
         low, high = self.code.fresh(), self.code.fresh()
         self.code.line(f"const int {low} = {place} > 0 ? thread - {step} : {nobody};")
@@ -376,7 +376,7 @@ class RectanglePrinter:
                     ]
                     for p in outputs
                 ]
-                results = join(self.pack, window, ranges, positive)
+                results = reduce_ranges(self.pack, window, ranges, positive)
                 for position, name in zip(outputs, results, strict=True):
                     cell = (position, line) if axis == 0 else (line, position)
                     cells[cell] = name

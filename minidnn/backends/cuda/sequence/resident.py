@@ -241,8 +241,8 @@ class _Printer:
             code.line(self.barrier)
         threads = self.grid.threads
         with code.block(f"for (int i = thread; i < {self.slots}; i += {threads})"):
-            for k, join in enumerate(COMBINERS.values()):
-                value = literal(join.identity)
+            for k, combiner in enumerate(COMBINERS.values()):
+                value = literal(combiner.identity)
                 code.line(f"edges[i * {self.pitch} + {threads + k}] = {value};")
 
     def _tensor(self, code: Code, number: int) -> None:

@@ -77,7 +77,7 @@ def isnan(call: AtenCall) -> Any:
 _OF_BOOLS = "its operands are bools"
 
 
-def _joined(call: AtenCall, title: str, combine: Compare) -> Any:
+def _logical(call: AtenCall, title: str, combine: Compare) -> Any:
     return _as_bool(title, combine(argument(0), argument(1)), *_bools(call, "self", "other"))
 
 
@@ -91,17 +91,17 @@ def _bools(call: AtenCall, *names: str) -> list[Value]:
 
 @takes("logical_and.default", "bitwise_and.Tensor", "__and__.Tensor", when=_OF_BOOLS)
 def logical_and(call: AtenCall) -> Any:
-    return _joined(call, "And", scalar.minimum)
+    return _logical(call, "And", scalar.minimum)
 
 
 @takes("logical_or.default", "bitwise_or.Tensor", "__or__.Tensor", when=_OF_BOOLS)
 def logical_or(call: AtenCall) -> Any:
-    return _joined(call, "Or", scalar.maximum)
+    return _logical(call, "Or", scalar.maximum)
 
 
 @takes("logical_xor.default", "bitwise_xor.Tensor", "__xor__.Tensor", when=_OF_BOOLS)
 def logical_xor(call: AtenCall) -> Any:
-    return _joined(call, "Xor", lambda a, b: abs(a - b))
+    return _logical(call, "Xor", lambda a, b: abs(a - b))
 
 
 @takes("logical_not.default", "bitwise_not.default", when=_OF_BOOLS)
