@@ -126,7 +126,7 @@ class Annotations:
         buffers = (place.buffer for place in self.placements.values())
         for value in (*self.layouts, *self.placements, *buffers):
             if value not in values:
-                raise GraphError(f"annotations say where {value!r} lies, which is not in the graph")
+                raise GraphError(f"annotations have {value!r}, which is not in the graph")
         for group in self.groups:
             first = graph.position.get(group[0], len(graph.nodes))
             if graph.nodes[first : first + len(group)] != group:

@@ -246,7 +246,7 @@ class Piece:
         # Weights on another device are a mistake; a piece without any may compute elsewhere.
         may_compute_elsewhere = device is not None and self.is_among_others and not self._weights
         if may_compute_elsewhere and (own_memory := Engine(device or "").memory) != memory:
-            return f"its tensors lie on {memory!r}; device={device!r} computes on {own_memory!r}"
+            return f"its tensors are on {memory!r}; device={device!r} computes on {own_memory!r}"
         if (half := autocast_to(memory)) is not None:
             reason = self._engine(args).why_not_mixed(half)
             return None if reason is None else f"autocast is on, which PyTorch honours, as {reason}"

@@ -32,7 +32,7 @@ from minidnn.graph import operators as ops
 
 log = logging.getLogger(__name__)
 
-_SHARES = "a result lies in the memory of something else"
+_SHARES = "a result is in the memory of something else"
 _CHANNELS_LAST = (0, 2, 3, 1)
 GAINS_LESS = "its part would gain less than entering and leaving it costs"
 MOVES = "it only moves elements, which PyTorch does without a kernel"

@@ -331,7 +331,7 @@ class Masks(Arrays):
         if not fits or self.y.dtype.kind not in "buif" or self.y.dtype.kind == "f":
             raise DataError(
                 f"x has shape {self.x.shape}, and y {self.y.dtype} {self.y.shape}; valid are (N, "
-                "C, H, W), and whole numbers (N, H, W)"
+                "C, H, W), and integers (N, H, W)"
             )
         self.fill = fill
 

@@ -92,9 +92,7 @@ def find_rank(environment: Mapping[str, str] = os.environ) -> RankInfo:
 def _number(environment: Mapping[str, str], name: str, starter: str) -> int:
     text = environment.get(name)
     if text is None or not re.fullmatch(r"\d{1,9}", text, re.ASCII):
-        raise DistributedError(
-            f"{name}={text!r}, as {starter} says; valid is a whole number from 0"
-        )
+        raise DistributedError(f"{name}={text!r}, as {starter} says; valid is an integer from 0")
     return int(text)
 
 

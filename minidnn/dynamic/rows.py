@@ -177,7 +177,7 @@ def _with_row_count(op: Operator, rows: int) -> Operator:
 _Rule = Callable[[Operator, Sequence[Value], Collection[Value]], str | None]
 
 _MIXES = "mixes rows"
-_PLACES = "places rows anew"
+_PLACES = "reorders rows"
 _EACH = "has an operand that is another for each row"
 
 

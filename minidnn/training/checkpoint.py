@@ -227,7 +227,7 @@ _ENTRIES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "sha256": (_is_text, "a text"),
     "network": (_is_text, "a text"),
     "optimizer": (_is_text, "a text"),
-    "accumulate": (_is_count, "a whole number"),
+    "accumulate": (_is_count, "an integer"),
     "progress": (_is_progress, "how far training had come"),
     "history": (
         lambda value: isinstance(value, list) and all(map(_are_numbers, value)),

@@ -39,7 +39,7 @@ DIRECTIONS = (FORWARD, IMAGE_GRADIENT, FILTER_GRADIENT)
 SPREADS = "winograd"
 """The kernel that spreads what is not finite over a tile, as is documented."""
 OF_BYTES = "dp4a"
-"""The kernel that multiplies whole numbers alone."""
+"""The kernel that multiplies integers alone."""
 CASES = {
     "one chunk": Gradient(FORWARD, Convolved((2, 8, 7, 5), 16, (3, 3), padding=(1, 1)), "float16"),
     "5 chunks": Gradient(FORWARD, Convolved((1, 40, 6, 9), 72, (2, 3), padding=(1, 0)), "bfloat16"),

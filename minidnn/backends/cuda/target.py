@@ -198,7 +198,7 @@ class CudaTarget(Target):
 
     def refuse_summed(self, region: FusedSequence) -> str | None:
         if self.precision != "float32":
-            return "values may come to lie channels last, where no thread has a part of a plane"
+            return "values may become channels last, where no thread has a part of a plane"
         if choose_sums(region, self.device.local_bytes) is None:
             return "its planes do not stay in registers"
         return None
@@ -264,7 +264,7 @@ class CudaTarget(Target):
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         exact = self.is_exact(contraction)
         if contraction.inputs[0].dtype in INT8_DTYPES:
-            return "bytes are read as they lie"
+            return "its int8 input is read without a prologue"
         if contraction.output.dtype not in HALF_DTYPES and not exact:
             return "no kernel does so in tf32"
         op, weight = contraction.op, contraction.inputs[1]
@@ -294,7 +294,7 @@ class CudaTarget(Target):
     def refuse_part(self, node: Node, value: Value, channel: int) -> str | None:
         gradient = isinstance(node.op, FusedGradient) and value in _multiplied(node, node.op)
         if gradient or isinstance(node.op, _GRADIENTS):
-            return "cuDNN copies it each time where pixels do not follow each other"
+            return "cuDNN copies it each time where pixels are not contiguous"
         contracts = isinstance(node.op, (Contraction, FusedContraction))
         if not _takes_layouts(node) or (contracts and value is _weight(node)):
             return f"{node.op.name} reads a value of its own"

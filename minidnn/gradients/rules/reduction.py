@@ -19,7 +19,7 @@ from minidnn.graph.recorder import current_recorder
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply
 
-REASONS[ops.ArgMax] = "it gives places, which are whole numbers and change by steps"
+REASONS[ops.ArgMax] = "it returns indices, which are piecewise constant"
 
 
 @rule(ops.Reduce)

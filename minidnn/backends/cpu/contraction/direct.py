@@ -358,7 +358,7 @@ class Direct(Algorithm):
 
     def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
         if problem.source.dtype in INT8_DTYPES and problem.depth > MOST_EXACT:
-            return f"sums of {problem.depth} products of bytes have more digits than float32"
+            return f"sums of {problem.depth} products of int8 have more digits than float32"
         return None
 
     def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Scheme:

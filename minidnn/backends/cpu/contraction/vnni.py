@@ -350,7 +350,7 @@ class Vnni(DotProduct):
         if not isa.int8_products:
             return f"{isa.name} has no instructions for it"
         if packing_of(problem, isa.lanes) is None:
-            return "its input has few channels a group, or does not lie in blocks of channels"
+            return "its input has few channels a group, or is not in the blocked layout"
         return None
 
     def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> VnniScheme:

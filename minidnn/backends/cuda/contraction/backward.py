@@ -47,7 +47,7 @@ class BackwardKernel(ContractionKernel):
             if not problem.planar or problem.x.pixel != 1:
                 return "it steps over pixels of images that are not planar"
             if _rows(problem) >= _MOST_ROWS:
-                return "it is too large for numbers of 32 bits"
+                return "it is too large for 32-bit indices"
         return self._forward.why_not(_turned(problem), machine)
 
     def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:

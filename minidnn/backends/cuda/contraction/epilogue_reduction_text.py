@@ -47,7 +47,7 @@ def why_not(problem: ContractionProblem) -> str | None:
     if any(t.dtype != problem.x.dtype for t in tensors):
         return "what is added up has several dtypes"
     if any(not is_aligned(t, problem.batch) or not is_regular(t) for t in tensors):
-        return "what is added up does not lie in whole chunks of 8 channels"
+        return "what is added up is not aligned to vectors of 8 channels"
     if any(type.rank != 1 for type in reduction.read[1 + len(reduction.tensors) :]):
         return "what is added up reads other values than tensors and vectors"
     return None

@@ -118,7 +118,7 @@ class FilterGradientKernel(ContractionKernel):
             return "its window reaches too far"
         images = (t.channels * t.channel + t.rows * t.row for t in (x, y))
         sizes = (pixels_of(problem), _taps(problem), *images)
-        return "it is too large for numbers of 32 bits" if max(sizes) >= _MOST_PIXELS else None
+        return "it is too large for 32-bit indices" if max(sizes) >= _MOST_PIXELS else None
 
     def price(self, problem: ContractionProblem) -> float:
         return 0.8

@@ -124,7 +124,7 @@ class HaloKernel(ContractionKernel):
         if problem.reduction is not None and (
             problem.reduction.is_moments or not is_rounded(problem)
         ):
-            return "what is behind it is no sum of results as they are written"
+            return "its epilogue reduction is no sum of rounded results"
         if (reason := epilogue_reduction_text.why_not(problem)) is not None:
             return reason
         if not self.choices(problem, machine):
@@ -243,11 +243,11 @@ def why_not_line(problem: ContractionProblem, machine: Machine) -> str | None:
         return "its images are planar" if problem.planar else f"it has {problem.groups} groups"
     tensors = (problem.gathered, problem.y, *problem.others)
     if any(not is_aligned(t, problem.batch) for t in tensors):
-        return "its tensors are no whole chunks of 8 channels"
+        return "its tensors are not aligned to vectors of 8 channels"
     if problem.before:
-        return "every tap would compute what comes before"
+        return "every tap would compute the prologue"
     if any(not is_regular(t) for t in (problem.y, *problem.others)):
-        return "pixels of its result do not follow each other"
+        return "pixels of its result are not at regular strides"
     _, _, rows, columns = problem.w.shape
     if problem.stride != (1, 1) or rows * columns == 1:
         return "no two windows overlap"
@@ -258,7 +258,7 @@ def why_not_line(problem: ContractionProblem, machine: Machine) -> str | None:
     if y.columns > line or y.rows > lines:
         return "its padding is wider than its window"
     if (problem.batch + 1) * line * lines >= 1 << 31 or problem.w.span >= 1 << 31:
-        return "its pixels do not fit 32 bits"
+        return "its pixels do not fit 32-bit indices"
     return None
 
 

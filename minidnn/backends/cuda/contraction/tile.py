@@ -65,20 +65,20 @@ class TileKernel(ContractionKernel):
             return "its images are planar" if problem.planar else f"it has {problem.groups} groups"
         results = (problem.y, *problem.others)
         if not is_aligned(problem.gathered, problem.batch, _each(problem)):
-            return "its image is no whole chunks of 16 bytes"
+            return "its image is not aligned to vectors of 16 bytes"
         if any(not is_aligned(t, problem.batch) for t in results):
-            return "its tensors are no whole chunks of 8 channels"
+            return "its tensors are not aligned to vectors of 8 channels"
         if problem.is_integer and any(t.dtype not in TYPES or t.offset for t in results):
-            return "its result is whole numbers, or what it reads and writes begins inside a chunk"
+            return "its result is integers, or what it reads and writes is not aligned"
         if problem.before and not (problem.is_pointwise or prod(problem.w.shape[2:]) == 1):
-            return "every tap would compute what comes before"
+            return "every tap would compute the prologue"
         if any(not is_regular(t) for t in (problem.y, *problem.others)):
-            return "pixels of its result do not follow each other"
+            return "pixels of its result are not at regular strides"
         if (
             max(problem.batch * problem.gathered.image // _each(problem), pixels_of(problem))
             >= 1 << 30
         ):
-            return "its images do not fit 32 bits"
+            return "its images do not fit 32-bit indices"
         return None
 
     def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:

@@ -39,7 +39,7 @@ def _axes(call: OnnxCall, x: Value) -> list[WindowAxis]:
         if max(pad) >= extent:
             raise GraphError(
                 f"pads={call.ints('pads')}, kernel_shape={kernel}, dilations={dilations}; valid "
-                f"are pads below the {extent} positions of a window, so that no window lies in the "
+                f"are pads below the {extent} positions of a window, so that no window is "
                 "padding alone"
             )
     strides = strides_within(strides, x.shape[2:], kernel, dilations, pads)

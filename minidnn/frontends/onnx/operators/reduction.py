@@ -56,7 +56,7 @@ def _reduced(call: OnnxCall, x: Value, how: How, axes: tuple[int, ...], keep: bo
     if x.dtype not in FLOATS and how == "mean":
         count = prod(x.shape[axis] for axis in axes)
         if not count:
-            raise GraphError(f"the mean of an input {x.shape}, of whole numbers, is none")
+            raise GraphError(f"the mean of an input {x.shape}, of integers, is none")
         reduced = _reduced(call, x, "sum", axes, keep)
         # Rounds toward zero, as casting the quotient does.
         return build.pointwise("Mean", lambda a: a / count, reduced)

@@ -339,7 +339,7 @@ class DotProduct(Algorithm):
         if not isa.bfloat16_products:
             return f"{isa.name} has no instructions for it"
         if bf16_packing(merge(problem, isa.lanes), isa.lanes) is None:
-            return "its input has few channels a group, or does not lie in blocks of channels"
+            return "its input has few channels a group, or is not in the blocked layout"
         return None
 
     def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> DotScheme:

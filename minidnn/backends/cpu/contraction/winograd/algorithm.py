@@ -249,7 +249,7 @@ class Winograd(Algorithm):
             return "a prologue comes before it"
         source = problem.source
         if source.block != isa.lanes:
-            return f"its input does not lie in blocks of {isa.lanes} channels"
+            return f"its input is not in blocks of {isa.lanes} channels"
         return None
 
     def scheme(
