@@ -35,7 +35,7 @@ def _check(sequence: Part, schedule: Schedule) -> None:
     whole = sequence.anchor.type.plane[2:]
     if min(schedule.rows, schedule.columns, schedule.strips) < 1:
         raise GraphError(f"schedule {schedule}: rows, columns and strips must be at least 1")
-    if sequence.is_whole and (schedule.rows < whole[0] or schedule.columns < whole[1]):
+    if sequence.needs_whole_plane and (schedule.rows < whole[0] or schedule.columns < whole[1]):
         raise GraphError(
             f"schedule {schedule}: strides of this sequence do not agree, so that its patch must "
             f"be the whole plane, {whole[0]}x{whole[1]}"

@@ -143,7 +143,7 @@ def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) ->
         advice = "what has no elements cannot be computed"
     elif given == compiled[1:]:
         advice = f"the first size is the batch, so that a single sample has shape {(1, *given)}"
-    elif (transposition := _turned(given, compiled)) is not None:
+    elif (transposition := _transpose_advice(given, compiled)) is not None:
         advice = transposition
     elif len(given) != len(compiled):
         advice = f"valid are {len(compiled)} sizes, the batch first"
@@ -154,7 +154,7 @@ def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) ->
     )
 
 
-def _turned(given: tuple[int, ...], compiled: tuple[int, ...]) -> str | None:
+def _transpose_advice(given: tuple[int, ...], compiled: tuple[int, ...]) -> str | None:
     """Advice on pictures in NHWC where NCHW is expected, as image libraries return them, or the
     other way round; None for anything else."""
     rank = len(given)

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import minidnn as md
+from minidnn.acceleration.dynamic_batch import NamedProgram
 from minidnn.acceleration.dynamo import backend, pieces
-from minidnn.acceleration.named import NamedProgram
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.errors import GraphError
 

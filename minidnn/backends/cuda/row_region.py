@@ -179,7 +179,7 @@ class _Printer:
                 code.line("float *const shared = (float *)md_shared;")
             code.line(f"const int lane = threadIdx.x % {tile.lanes}u;")
             for name in self.sums.values():
-                code.line(f"float {name}[{tile.turns}][{tile.pack}] = {{}};")
+                code.line(f"float {name}[{tile.iterations}][{tile.pack}] = {{}};")
             first_row = f"blockIdx.x * {tile.beside * self.each}ll + threadIdx.x / {tile.lanes}u"
             with code.block(f"for (int k = 0; k < {self.each}; k++)" if self.each > 1 else ""):
                 step = f" + k * {tile.beside}ll" if self.each > 1 else ""
@@ -263,14 +263,14 @@ class _Printer:
     def _array(self, value: Value) -> str:
         """Declares the array of the thread's elements of a value."""
         name = self.names[value] = self.code.fresh()
-        self.code.line(f"float {name}[{self.tile.turns}][{self.tile.pack}];")
+        self.code.line(f"float {name}[{self.tile.iterations}][{self.tile.pack}];")
         return name
 
     @contextmanager
     def _packs(self) -> Iterator[None]:
         """A loop over a thread's packs ``t``."""
         self.code.line("#pragma unroll")
-        with self.code.block(f"for (int t = 0; t < {self.tile.turns}; t++)"):
+        with self.code.block(f"for (int t = 0; t < {self.tile.iterations}; t++)"):
             yield
 
     @contextmanager
@@ -415,7 +415,7 @@ class _Printer:
         """Prints a node whose result is rows ``x`` divided by their numbers ``d``, before the scale
         and shift of a layer normalization."""
         quotient = self.code.fresh()
-        self.code.line(f"float {quotient}[{self.tile.turns}][{self.tile.pack}];")
+        self.code.line(f"float {quotient}[{self.tile.iterations}][{self.tile.pack}];")
         self.code.line(f"@_divide({quotient}, {x}, {d});")
         self._define_rows(node, f"{quotient}[t][j]")
 
@@ -437,7 +437,7 @@ class _Printer:
         """Prints a layer normalization, from rows that are centered in registers."""
         code = self.code
         centered = code.fresh()
-        code.line(f"float {centered}[{self.tile.turns}][{self.tile.pack}];")
+        code.line(f"float {centered}[{self.tile.iterations}][{self.tile.pack}];")
         for _ in range(2):  # the second mean is the rounding error of the first
             mean = self._row_reduction(x, "mean")
             with self._packs(), self._elements():
@@ -456,7 +456,7 @@ class _Printer:
             self._define_rows(node, f"({x} - {top}) - {scale}")
             return
         exponential = code.fresh()
-        code.line(f"float {exponential}[{self.tile.turns}][{self.tile.pack}];")
+        code.line(f"float {exponential}[{self.tile.iterations}][{self.tile.pack}];")
         with self._packs(), self._elements():
             code.line(f"{exponential}[t][j] = md_exp({x} - {top});")
         scale = self._row_reduction(f"{exponential}[t][j]", "sum")

@@ -22,7 +22,7 @@ from ...fusion.region import FusedSums, Region
 from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise
 from ...graph.operators import Reduce, Variance
-from ...graph.types import ITEMSIZE
+from ...graph.types import HALF_DTYPES, ITEMSIZE
 from ..codegen.code import Code
 from ..codegen.dialect import literal
 from .expressions import print_as
@@ -38,7 +38,6 @@ from .partial_sums import (
     reduce_partial_sums,
 )
 from .prelude import TYPES
-from .target import HALF_DTYPES
 from .tensor import Tensor
 
 _ACCESS = 16  # bytes

@@ -34,7 +34,7 @@ from ...graph.operators import (
     TakeChannels,
     Transpose,
 )
-from ...graph.types import INT8_DTYPES
+from ...graph.types import HALF_DTYPES, INT8_DTYPES
 from .contraction.gather import gather_precision, wants_gather
 from .contraction.problem import has_one_layout
 from .contraction.producer import MOST_PRODUCER_OPERATORS
@@ -66,9 +66,6 @@ STORAGE = {
     "bfloat16": "bfloat16",
 }
 """The dtype that values have in memory at each precision."""
-
-HALF_DTYPES = ("float16", "bfloat16")
-"""The dtypes of half precision."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,7 @@ class CudaTarget(Target):
         if isinstance(op, Reshaping):
             planes = [value.type.plane[2:] for value in (*node.inputs, node.output)]
             return _BOTH if all(plane == (1, 1) for plane in planes) else (PLANAR,)
-        if (layouts := _turned(node)) is not None:
+        if (layouts := _transposed_layouts(node)) is not None:
             return layouts[1:]
         if not _takes_layouts(node):
             return (PLANAR,)
@@ -150,7 +147,7 @@ class CudaTarget(Target):
 
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
         """A Transpose to or from channels last reads the other layout, so that it moves no data."""
-        layouts = _turned(node)
+        layouts = _transposed_layouts(node)
         return layout if layouts is None else layouts[0]
 
     def reads_any(self, node: Node, value: Value) -> bool:
@@ -313,7 +310,7 @@ def _why_not_behind_sums(contraction: Node, node: Node) -> str | None:
     return reads_otherwise(node)
 
 
-def _turned(node: Node) -> tuple[Layout, Layout] | None:
+def _transposed_layouts(node: Node) -> tuple[Layout, Layout] | None:
     """The layouts of operand and result with which a Transpose to or from channels last moves no
     data; None for other nodes."""
     if not isinstance(node.op, Transpose) or node.output.dtype not in TYPES:

@@ -27,12 +27,12 @@ def matmul(call: Backward) -> Sequence[Value | None]:
     gradient = call.gradient
     by_a, by_b = call.wanted
     return [
-        summed_to(gradient @ _turned(b), a.shape) if by_a else None,
-        summed_to(_turned(a) @ gradient, b.shape) if by_b else None,
+        summed_to(gradient @ _transposed(b), a.shape) if by_a else None,
+        summed_to(_transposed(a) @ gradient, b.shape) if by_b else None,
     ]
 
 
-def _turned(value: Value) -> Value:
+def _transposed(value: Value) -> Value:
     rank = value.type.rank
     return apply(ops.Transpose((*range(rank - 2), rank - 1, rank - 2)), value)
 
@@ -60,7 +60,7 @@ def linear(call: Backward) -> Sequence[Value | None]:
     if call.wanted[0]:
         gradients[0] = viewed(gradient @ weight, x.shape)
     if call.wanted[1]:
-        gradients[1] = _turned(gradient) @ viewed(x, (rows, features))
+        gradients[1] = _transposed(gradient) @ viewed(x, (rows, features))
     if call.wanted[2:] == (True,):
         gradients[2] = apply(ops.Reduce("sum", (0,)), gradient)
     return gradients

@@ -180,7 +180,7 @@ def direct(
     )
 
 
-def halves(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Work:
+def halo_float16(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Work:
     """Returns the work of a step like :func:`halo`, with all operands in float16."""
     work = halo(shape, block, parameters, width=4)
     accesses = [replace(one, bytes=2 if one.space == "global" else 4) for one in work.accesses]

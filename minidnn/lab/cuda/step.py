@@ -217,7 +217,7 @@ class CudaStep(LadderStep):
         ]
 
     @cached_property
-    def halves(self) -> frozenset[str]:
+    def float16_operands(self) -> frozenset[str]:
         """The operands that are stored in float16."""
         return self._named(_HALF)
 

@@ -168,7 +168,7 @@ class HaloKernel(ContractionKernel):
             "N": halo.filters,
             "GROUPS": halo.groups,
             "ROWS": halo.rows,
-            "TURN": _turn(problem, halo),
+            "TURN": _transpose_pitch(problem, halo),
             "C8": channels // LANES,
             "KH": rows,
             "KW": columns,
@@ -288,7 +288,7 @@ def _slabs(problem: ContractionProblem, groups: int) -> tuple[int, int]:
     return least, least + _SLABS_AHEAD
 
 
-def _turn(problem: ContractionProblem, halo: Halo) -> int:
+def _transpose_pitch(problem: ContractionProblem, halo: Halo) -> int:
     """Elements from one row of results that are transposed to the next, as in ``transpose.cu``."""
     padded = halo.filters + 8
     return halo.filters if is_rounded(problem) and halo.filters % 64 == 0 else padded
@@ -301,7 +301,7 @@ def _shared(problem: ContractionProblem, halo: Halo, slabs: int) -> int:
     chunks = channels // LANES
     ring = chunks * ((slabs + 1) * TILE + 1) * 16 + _ALIGNED
     itemsize = problem.x.itemsize if is_rounded(problem) else 4
-    transposed = halo.groups * 4 * _ROWS * _turn(problem, halo) * itemsize
+    transposed = halo.groups * 4 * _ROWS * _transpose_pitch(problem, halo) * itemsize
     vectors = epilogue_reduction_text.shared_bytes(problem, halo.filters)
     weights = rows * columns * chunks * halo.filters * 16 + _zeros(problem, halo)
     return weights + ring + transposed + vectors + slabs * 16

@@ -56,7 +56,7 @@ class Stream:
     groups: int = 2
 
     @property
-    def halves(self) -> bool:
+    def splits_n(self) -> bool:
         """Whether the warp groups divide N: each takes all pixels of a slab and its part of the
         filters; else they divide M."""
         return not self.stays and self.groups == 2
@@ -64,12 +64,12 @@ class Stream:
     @property
     def columns(self) -> int:
         """Filters of a warp group, which are N of its ``wgmma``."""
-        return self.filters // (self.groups if self.halves else 1)
+        return self.filters // (self.groups if self.splits_n else 1)
 
     @property
     def pixels(self) -> int:
         """M of a tile."""
-        return 64 * (1 if self.halves else self.groups)
+        return 64 * (1 if self.splits_n else self.groups)
 
     @property
     def lanes(self) -> int:
@@ -195,7 +195,7 @@ class StreamKernel(ContractionKernel):
         parts = {
             "T": element,
             "N": stream.columns,
-            "HALVES": int(stream.halves),
+            "SPLITS_N": int(stream.splits_n),
             "STAYS": int(stream.stays),
             "GROUPS": stream.groups,
             "HOPPER": hopper_text(problem.x.dtype, stream.columns),

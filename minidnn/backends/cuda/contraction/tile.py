@@ -375,11 +375,11 @@ def _results(file: str, problem: ContractionProblem, text: Mapping[str, str]) ->
     return fill(template(file), {"VECTORS": vectors_of(problem), **text}).rstrip("\n")
 
 
-def _early(problem: ContractionProblem, halves: int, most: int) -> int:
+def _early(problem: ContractionProblem, float16_groups: int, most: int) -> int:
     """For how many groups of sixteen rows the other tensors are loaded early: in as many registers
-    as ``halves`` groups of one float16 tensor take."""
+    as ``float16_groups`` groups of one float16 tensor take."""
     size = sum(t.itemsize for t in problem.others)
-    return min(most, 2 * halves // size) if problem.others else halves
+    return min(most, 2 * float16_groups // size) if problem.others else float16_groups
 
 
 def _others(problem: ContractionProblem, early: int) -> str:

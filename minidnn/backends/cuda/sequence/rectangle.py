@@ -46,7 +46,7 @@ class RectanglePrinter:
     #: The dtypes that results are rounded to when they are computed.
     dtypes: Mapping[int, str]
     #: Where the slots of a window's two phases begin, and from one slot of a thread to the next.
-    halves: tuple[int, int]
+    phase_offsets: tuple[int, int]
     pitch: int
     barrier: str
     #: The condition for a position of the rectangle to be in the plane.
@@ -277,7 +277,7 @@ class RectanglePrinter:
 
         def slot(k: int, edge: int, line: int, thread: str) -> str:
             number = (k * (before + after) + edge) * len(lines) + lines.index(line)
-            return f"edges[{self.halves[phase] + number * self.pitch} + {thread}]"
+            return f"edges[{self.phase_offsets[phase] + number * self.pitch} + {thread}]"
 
         sent = [*range(length - before, length), *range(after)]
         for k, plane in enumerate(planes):
@@ -317,7 +317,8 @@ class RectanglePrinter:
             return (position, line) if axis == 0 else (line, position)
 
         def slot(edge: int, line: int, thread: str) -> str:
-            return f"edges[{self.halves[phase] + (edge * lines + line) * self.pitch} + {thread}]"
+            number = edge * lines + line
+            return f"edges[{self.phase_offsets[phase] + number * self.pitch} + {thread}]"
 
         extended: dict[tuple[int, int], str] = {}
         if before + after:

@@ -130,7 +130,7 @@ class LaidOutSequence:
                 if copied is not None:
                     return copied
         if lone and not resident:
-            if self.is_planar or sequence.is_whole:
+            if self.is_planar or sequence.needs_whole_plane:
                 return Schedule(rows, columns)
             windows = [o.window for o in sequence.operations if o.window is not None]
             if any(moves_by_one(window.rows) for window in windows):

@@ -104,7 +104,7 @@ class _Printer:
         self.pitch = grid.threads + len(COMBINERS)
         # A window's second exchange writes to other slots than its first, so that one barrier in
         # each is enough: all threads have read a phase's slots before the other phase's barrier.
-        self.halves = (0, counts[0] * self.pitch)
+        self.phase_offsets = (0, counts[0] * self.pitch)
         self.slots = max(1, sum(counts))
         self.overlaid = self._overlays()
         self.edges_bytes = -(-self.slots * self.pitch * 4 // 16) * 16
@@ -408,7 +408,7 @@ class _Printer:
             self.positive,
             self.triples,
             self.dtypes,
-            self.halves,
+            self.phase_offsets,
             self.pitch,
             self.barrier,
             self._inside,

@@ -129,7 +129,7 @@ def _log_sum_exp(call: OnnxCall) -> Value:
     return build.view(out, [n for d, n in enumerate(x.shape) if d not in axes])
 
 
-def _place(turned: bool) -> Callable[[OnnxCall], Value]:
+def _extreme_index(smallest: bool) -> Callable[[OnnxCall], Value]:
     """The converter of ArgMax, or of ArgMin: the ArgMax of the operand with its order reversed."""
 
     def convert(call: OnnxCall) -> Value:
@@ -138,7 +138,7 @@ def _place(turned: bool) -> Callable[[OnnxCall], Value]:
         keep, last = call.flag("keepdims", True), call.flag("select_last_index")
         if x.dtype == "bool":
             raise call.refuse("its operand is bool")
-        if turned:
+        if smallest:
             # The smallest integer has no negative, so integers become their complement.
             is_integer = x.dtype not in FLOATS
             x = call.build.pointwise("Turned", lambda a: -1 - a if is_integer else -a, x)
@@ -147,5 +147,5 @@ def _place(turned: bool) -> Callable[[OnnxCall], Value]:
     return cast("Callable[[OnnxCall], Value]", convert)
 
 
-_family.add("ArgMax", _place(False))
-_family.add("ArgMin", _place(True))
+_family.add("ArgMax", _extreme_index(False))
+_family.add("ArgMin", _extreme_index(True))
