@@ -36,7 +36,7 @@ FAULTS = (
     Fault(
         "what fills up a block of channels is multiplied",
         "minidnn/backends/cpu/contraction/dot_product/pack.py",
-        "if channel is None or self.scheme.problem.inputs % self.scheme.lanes == 0:",
+        "if channel is None or self.scheme.problem.in_channels % self.scheme.lanes == 0:",
         "if channel is None or not self.parts.prologue:",
         ("tests/cpu/contraction/test_dots.py",),
     ),

@@ -71,7 +71,7 @@ def _text_key(scheme: DotScheme, epilogue: Epilogue) -> Hashable:
     views = (problem.source, problem.result, *problem.others)
     sizes = replace(problem.source, image=0, plane=0, row=0)
     sizeless = replace(
-        problem, batch=1, size=(1, 1), out=(1, 1), source=sizes, result=sizes, others=()
+        problem, batch=1, in_size=(1, 1), out_size=(1, 1), source=sizes, result=sizes, others=()
     )
     addressing = [(c.kind, c.masked) for _, c in epilogue.tensors]
     return (
