@@ -365,11 +365,11 @@ def _smallest(found: Sequence[Lifetime]) -> Arena:
 
 def _place(order: Sequence[Lifetime]) -> dict[Value, int]:
     """Places lifetimes in this order, each in the tightest gap; returns their offsets."""
-    placed = Placed(len(order))
-    return {life.value: placed.place(life) for life in order}
+    allocator = ArenaAllocator(len(order))
+    return {life.value: allocator.place(life) for life in order}
 
 
-class Placed:
+class ArenaAllocator:
     """The buffers placed so far in one arena, with their lifetimes.
 
     Args:
@@ -379,13 +379,13 @@ class Placed:
 
     def __init__(self, most: int, alignment: int = 1) -> None:
         # Rows: begin, end, first node, last node; columns are sorted by begin.
-        self._placed = np.zeros((4, most), np.int64)
+        self._allocated = np.zeros((4, most), np.int64)
         self._count, self._alignment = 0, alignment
 
     def place(self, life: Lifetime) -> int:
         """Places a buffer in the tightest gap between those with overlapping lifetimes, else after
         them; returns its offset."""
-        begins, ends, first, last = self._placed[:, : self._count]
+        begins, ends, first, last = self._allocated[:, : self._count]
         concurrent = np.flatnonzero((first <= life.last) & (last >= life.first))
         free_from = np.zeros(len(concurrent) + 1, np.int64)
         np.maximum.accumulate(ends[concurrent], out=free_from[1:])
@@ -401,9 +401,9 @@ class Placed:
 
     def add(self, life: Lifetime, offset: int) -> None:
         """Adds a buffer that is placed at an offset."""
-        placed, count = self._placed, self._count
-        at = int(np.searchsorted(placed[0, :count], offset))
-        placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
+        rows, count = self._allocated, self._count
+        at = int(np.searchsorted(rows[0, :count], offset))
+        rows[:, at + 1 : count + 1] = rows[:, at:count].copy()
         end = -(-(offset + life.bytes) // self._alignment) * self._alignment
-        placed[:, at] = offset, end, life.first, life.last
+        rows[:, at] = offset, end, life.first, life.last
         self._count += 1

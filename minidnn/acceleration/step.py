@@ -375,7 +375,7 @@ class ProgramPair:
         begin = len(found.given)
         within = {begin + i for i, place in enumerate(found.kept) if place >= self.outputs}
         values = enumerate(program.part.graph.inputs)
-        return program.lying(value for place, value in values if place not in within)
+        return program.expected_tensors(value for place, value in values if place not in within)
 
     def _forward(self) -> Graph:
         """The forward graph in the part's precision, with kept values in the layout it computes."""

@@ -328,14 +328,14 @@ def _by_value(edges: list[tuple[int, int, Value]]) -> dict[Value, list[int]]:
 
 
 def _edge(
-    value: Value, source: int, targets: list[int], items: list[Item], placed: Arrangement
+    value: Value, source: int, targets: list[int], items: list[Item], arrangement: Arrangement
 ) -> list[str]:
     """The lines of a value: one trunk through its lanes, and a branch to each reader."""
-    bands, rank = placed.bands, placed.rank
-    x = placed.x[source] + items[source].gives[value]
-    bottom = placed.top[source] + items[source].height
+    bands, rank = arrangement.bands, arrangement.rank
+    x = arrangement.x[source] + items[source].gives[value]
+    bottom = arrangement.top[source] + items[source].height
     stops = [(x, bottom, bands[rank[source]][1])]
-    for i, lane in enumerate(placed.lanes.get(value, ())):
+    for i, lane in enumerate(arrangement.lanes.get(value, ())):
         stops.append((lane, *bands[rank[source] + 1 + i]))
     lines = []
     title = f"<title>{value_title(value)}</title>"
@@ -346,8 +346,8 @@ def _edge(
         lines.append(f'<path d="{path} V{px(stops[-1][2])}" {LINE}>{title}</path>')
     for target in targets:
         start = stops[rank[target] - rank[source] - 1]
-        arrival = _arrival(value, target, items, placed, start[0])
-        end = (arrival, bands[rank[target]][0], placed.top[target])
+        arrival = _arrival(value, target, items, arrangement, start[0])
+        end = (arrival, bands[rank[target]][0], arrangement.top[target])
         path = f"M{px(start[0])},{px(start[1] if len(stops) == 1 else start[2])}"
         path += _bend(start, end)
         if end[2] > end[1] + 0.1:  # a last line without length would turn the arrow
@@ -367,16 +367,16 @@ def _bend(before: tuple[float, float, float], after: tuple[float, float, float])
 
 
 def _arrival(
-    value: Value, target: int, items: list[Item], placed: Arrangement, start: float
+    value: Value, target: int, items: list[Item], arrangement: Arrangement, start: float
 ) -> float:
     """The x at which an edge ends on a reader's upper side: at its port, or below its start."""
     item = items[target]
     port = item.reads[value]
     if port is not None:
-        return placed.x[target] + port
+        return arrangement.x[target] + port
     room = item.width / 2 - 14
-    offset = min(max(start - placed.x[target], -room), room)
-    return placed.x[target] + (offset if len(item.reads) > 1 else 0.0)
+    offset = min(max(start - arrangement.x[target], -room), room)
+    return arrangement.x[target] + (offset if len(item.reads) > 1 else 0.0)
 
 
 def _input_pill(value: Value) -> Item:

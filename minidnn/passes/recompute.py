@@ -56,9 +56,9 @@ def stored_bytes(graph: Graph) -> int:
 def needed_bytes(graph: Graph, context: Context) -> int:
     """Bytes of weights, states, and the arenas of all other values, by the graph's annotations; the
     arena of a group that runs image by image counts once for each worker."""
-    placed, annotations = update_in_place(graph, context), context.annotations
-    worker_bytes = plan_groups(placed, annotations).bytes * context.target.device.workers
-    return stored_bytes(placed) + plan_memory(placed, annotations).bytes + worker_bytes
+    updated, annotations = update_in_place(graph, context), context.annotations
+    worker_bytes = plan_groups(updated, annotations).bytes * context.target.device.workers
+    return stored_bytes(updated) + plan_memory(updated, annotations).bytes + worker_bytes
 
 
 def _fits(use: _Use, context: Context) -> bool:

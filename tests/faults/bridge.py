@@ -75,7 +75,7 @@ FAULTS = (
     Fault(
         "a conversion that gives its operand gives a copy",
         f"{_FRONTEND}/memory.py",
-        "    return operand if outputs and inputs and _lying(outputs[0]) == _lying(inputs[0]) else "
+        "    return operand if outputs and inputs and _view(outputs[0]) == _view(inputs[0]) else "
         "None\n",
         "    return None\n",
         (_PROGRAMS, "tests/torch/test_memory.py", "tests/torch/test_written_elsewhere.py"),

@@ -106,8 +106,8 @@ FAULTS = (
     Fault(
         "buffers of a patch lie over each other while both are in use",
         "minidnn/backends/cuda/sequence/mapping.py",
-        "live = [p for other, p in placed.items() if spans[other][1] >= begin]",
-        "live = [p for other, p in placed.items() if spans[other][1] > begin]",
+        "live = [p for other, p in buffers.items() if spans[other][1] >= begin]",
+        "live = [p for other, p in buffers.items() if spans[other][1] > begin]",
         ("tests/cuda/test_kernels.py", "tests/cuda/test_sequence_random.py"),
     ),
     Fault(

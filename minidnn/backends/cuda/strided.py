@@ -48,8 +48,8 @@ def strided_of(annotations: Annotations, value: Value) -> Strided:
 
 def pitched(annotations: Annotations, value: Value) -> Pitched:
     """The view of a value whose layout is NCHW, for kernels that all engines share."""
-    lies = strided_of(annotations, value)
-    return Pitched(value.type, lies.strides[0] if lies.strides else 1, lies.offset)
+    view = strided_of(annotations, value)
+    return Pitched(value.type, view.strides[0] if view.strides else 1, view.offset)
 
 
 def print_broadcast(annotations: Annotations, node: Node) -> Launch:
@@ -160,6 +160,6 @@ def _is_integer(node: Node) -> bool:
     return is_integer_dtype(node.op.computed_in([value.dtype for value in node.inputs]))
 
 
-def _place(value: Value, shape: tuple[int, ...], lies: Strided) -> str:
+def _place(value: Value, shape: tuple[int, ...], view: Strided) -> str:
     """The offset of element ``t`` of a value; of its only element, if it is broadcast."""
-    return str(lies.offset) if value.shape != shape else element_of("t", shape, lies)
+    return str(view.offset) if value.shape != shape else element_of("t", shape, view)

@@ -69,28 +69,28 @@ class SumsLaunches:
     bytes: int = 0
 
 
-def print_sums(op: FusedSums, lies: Callable[[Value], Tensor]) -> SumsLaunches:
+def print_sums(op: FusedSums, layout_of: Callable[[Value], Tensor]) -> SumsLaunches:
     """The kernels of a region.
 
     Args:
-        lies: the layout in memory of a value of the body: an input, a constant, or a result.
+        layout_of: the layout in memory of a value of the body: an input, a constant, or a result.
     """
-    return _Printer(op, lies).print()
+    return _Printer(op, layout_of).print()
 
 
 class _Printer:
     """Prints the kernels of one region."""
 
-    def __init__(self, op: FusedSums, lies: Callable[[Value], Tensor]) -> None:
+    def __init__(self, op: FusedSums, layout_of: Callable[[Value], Tensor]) -> None:
         self.op = op
         self.batch, self.channels = op.shape[:2]
         self.plane = prod(op.shape[2:])
         operands = (*op.body.inputs, *op.body.constants)
-        self.tensors = {v: lies(v) for v in operands if v.shape == op.shape}
-        self.numbers = {v: lies(v) for v in op.plane_numbers}
+        self.tensors = {v: layout_of(v) for v in operands if v.shape == op.shape}
+        self.numbers = {v: layout_of(v) for v in op.plane_numbers}
         self.read = (*self.tensors, *self.numbers)
         self.vectors = tuple(v for v in operands if v not in self.read)
-        self.stored = {v: lies(v) for v in op.stored.values()}
+        self.stored = {v: layout_of(v) for v in op.stored.values()}
         self.found = reductions_of(op)
         #: Sums that a thread accumulates for each channel.
         self.many = sum(each.sums for each in self.found)

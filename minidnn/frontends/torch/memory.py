@@ -192,7 +192,7 @@ def returned_operand(node: Node) -> Node | None:
     if name not in _CONVERSIONS:
         return None
     outputs, inputs = _tensors(node), _tensors(operand)
-    return operand if outputs and inputs and _lying(outputs[0]) == _lying(inputs[0]) else None
+    return operand if outputs and inputs and _view(outputs[0]) == _view(inputs[0]) else None
 
 
 def written_views(piece: GraphModule) -> dict[Node, list[Node | None]]:
@@ -253,7 +253,7 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _lying(tensor: torch.Tensor) -> Any:
+def _view(tensor: torch.Tensor) -> Any:
     """The storage, offset, shape, strides, dtype and device of a tensor: those of two tensors are
     equal if they are the same view."""
     address = _storage(tensor), str(tensor.storage_offset())

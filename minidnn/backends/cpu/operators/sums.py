@@ -43,25 +43,25 @@ class Sums:
     operands: tuple[Value, ...]
 
 
-def print_sums(op: FusedSums, lies: Callable[[Value], Tensor], isa: Isa) -> Sums:
+def print_sums(op: FusedSums, layout_of: Callable[[Value], Tensor], isa: Isa) -> Sums:
     """The kernels of a region.
 
     Args:
-        lies: returns the layout of a tensor of the body: blocks of as many channels as there are
-            lanes.
+        layout_of: returns the layout of a tensor of the body: blocks of as many channels as there
+            are lanes.
     """
-    return _Printer(op, lies, isa).print()
+    return _Printer(op, layout_of, isa).print()
 
 
 class _Printer:
     """Prints the kernels of one region."""
 
-    def __init__(self, op: FusedSums, lies: Callable[[Value], Tensor], isa: Isa) -> None:
+    def __init__(self, op: FusedSums, layout_of: Callable[[Value], Tensor], isa: Isa) -> None:
         self.op, self.lanes = op, isa.lanes
         operands = (*op.body.inputs, *op.body.constants)
         # A constant of one pixel is a vector that has the tensor's shape.
         tensors = (v for v in operands if v.shape == op.shape and not isinstance(v, Constant))
-        self.tensors = {v: lies(v) for v in tensors}
+        self.tensors = {v: layout_of(v) for v in tensors}
         assert all(tensor.block == isa.lanes for tensor in self.tensors.values())
         self.vectors = tuple(v for v in operands if v not in self.tensors)
         self.many = len(op.reductions)

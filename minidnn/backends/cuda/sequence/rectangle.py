@@ -224,7 +224,7 @@ class RectanglePrinter:
         a thread lacks come from the threads above and below, then from those to the left and right,
         which pass on what they received."""
         under, here = operation.operands[: window.under], operation.operands[window.under :]
-        planes = [self._lying(number) for number in under]
+        planes = [self._surroundings_of(number) for number in under]
         for phase, axis in enumerate(phases := phases_of(window)):
             self._exchange(phase, axis, window, planes, phase == len(phases) - 1)
         down, across = map(taps_along, window.axes)
@@ -248,7 +248,7 @@ class RectanglePrinter:
             self.code.line(self.barrier)  # the next step writes to the same slots
         return totals
 
-    def _lying(self, number: int) -> _Surroundings:
+    def _surroundings_of(self, number: int) -> _Surroundings:
         """The elements of a plane that a thread has before edges are exchanged."""
         positions = product(range(self.grid.rows), range(self.grid.columns))
         return _Surroundings({position: self._operand(number, *position) for position in positions})
