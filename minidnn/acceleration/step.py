@@ -220,9 +220,9 @@ class ProgramPair:
         self._lock = ForkLock()
         #: Whether the block is donated to the program of all gradients, which overwrites it.
         self._donates_block = False
-        self._block = self._laid_block()
+        self._block = self._block_layout()
 
-    def _laid_block(self) -> KeptBlock:
+    def _block_layout(self) -> KeptBlock:
         """Lays out the block of kept values, as the backward program wants it if it is donated."""
         kept_values = self.forward.part.graph.outputs[self.outputs :]
         if len(self.graphs.floating) != 1 or not self.graphs.backward.differentiated:

@@ -239,7 +239,7 @@ class RankWatch:
             threading.Thread(
                 target=self._wait, args=(rank, line), name="minidnn-watch", daemon=True
             ).start()
-        threading.Thread(target=self._breathe, name="minidnn-alive", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name="minidnn-alive", daemon=True).start()
         self._hook = sys.excepthook
         sys.excepthook = self._raised
         atexit.register(self.leave)
@@ -356,7 +356,7 @@ class RankWatch:
             self._fail({"rank": self.place.rank, "failed": _LEFT.format(rank=gone)})
         return other == rank
 
-    def _breathe(self) -> None:
+    def _send_heartbeats(self) -> None:
         """Sends signs of life, in a thread."""
         while not self._leaving.wait(ALIVE_SECONDS):
             self._tell({"alive": True})

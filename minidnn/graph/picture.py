@@ -342,14 +342,14 @@ def _edge(
     if len(stops) > 1:
         path = f"M{px(x)},{px(bottom)}"
         for before, after in pairwise(stops):
-            path += _bend(before, after)
+            path += _curve(before, after)
         lines.append(f'<path d="{path} V{px(stops[-1][2])}" {LINE}>{title}</path>')
     for target in targets:
         start = stops[rank[target] - rank[source] - 1]
         arrival = _arrival(value, target, items, arrangement, start[0])
         end = (arrival, bands[rank[target]][0], arrangement.top[target])
         path = f"M{px(start[0])},{px(start[1] if len(stops) == 1 else start[2])}"
-        path += _bend(start, end)
+        path += _curve(start, end)
         if end[2] > end[1] + 0.1:  # a last line without length would turn the arrow
             path += f" V{px(end[2])}"
         arrow = ' marker-end="url(#arrow)"' if items[target].reads[value] is None else ""
@@ -357,7 +357,7 @@ def _edge(
     return lines
 
 
-def _bend(before: tuple[float, float, float], after: tuple[float, float, float]) -> str:
+def _curve(before: tuple[float, float, float], after: tuple[float, float, float]) -> str:
     """The path from the bottom of one stop (x, top, bottom) to the top of the next."""
     (x0, _, y0), (x1, y1, _) = before, after
     if abs(x0 - x1) < 0.5:

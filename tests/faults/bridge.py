@@ -61,7 +61,7 @@ FAULTS = (
     Fault(
         "writes with and without gradients to one argument are part of the graph",
         f"{_FRONTEND}/writes.py",
-        "            if storage in lent and (enabled if is_quiet else storage in quiet):\n",
+        "            if storage in owners and (enabled if is_quiet else storage in quiet):\n",
         "            if False:\n",
         (_PROGRAMS,),
     ),

@@ -214,7 +214,7 @@ class _Printer:
             f"column * {t.channel}ll + r / {packs}u * {t.image}ll + {t.offset}"
             for t in self.numbers.values()
         ]
-        self._sweep(step, "threadIdx.x", offsets, "w{}", alike=True)
+        self._sweep(step, "threadIdx.x", offsets, "w{}", one_channel=True)
 
     def _declare(self) -> None:
         """Declares the accumulators of a thread, and the shifts."""
@@ -224,7 +224,7 @@ class _Printer:
             self.code.line(f"float first{i}[{self.lanes}] = {{}};")
 
     def _sweep(
-        self, step: int, thread: str, offsets: Sequence[str], vector: str, alike: bool = False
+        self, step: int, thread: str, offsets: Sequence[str], vector: str, one_channel: bool = False
     ) -> None:
         """Prints how a thread adds every ``step``-th pack of the block.
 
@@ -233,7 +233,7 @@ class _Printer:
             offsets: of pack ``r`` in each tensor that is read, each operand with a number for each
                 plane, and each tensor that is stored.
             vector: the element of a vector, a format of its number.
-            alike: whether all elements of a pack are of one channel.
+            one_channel: whether all elements of a pack are of one channel.
         """
         code, lanes = self.code, self.lanes
         moments = [each for each in self.found if isinstance(each, MeanAndVariance)]
@@ -245,7 +245,7 @@ class _Printer:
                     for i, each in enumerate(moments):
                         value = values[each.variance.inputs[0]]
                         code.line(f"first{i}[j] += {value} * {literal(1 / _AROUND)};")
-            if alike:
+            if one_channel:
                 for i, _ in enumerate(moments):
                     code.line(f"for (int j = 1; j < {lanes}; j++) first{i}[j] = first{i}[0];")
         if self.numbers:

@@ -283,7 +283,7 @@ def print_softmax(op: Softmax | LogSoftmax, type: TensorType) -> Staged:
     rows_at_once = max(1, _WIDTH // max(inner, 1))
     part = parts_of(length, max(1, min(inner, _WIDTH)), outer * chunks, rows_at_once)
     if part < length:
-        return _parted(outer, length, inner, part, chunks, rows_at_once, log)
+        return _split_softmax(outer, length, inner, part, chunks, rows_at_once, log)
     if inner == 1:
         keep = "" if log else " y[i] = e;"
         formals = "" if log else ", uniform float * uniform y"
@@ -323,7 +323,7 @@ def _each(outer: int, length: int, inner: int, log: bool, shift: str) -> Staged:
     return Staged((stage(source, (0, 1), sizes, tasks, 8 * _EACH_CHUNK * length),))
 
 
-def _parted(
+def _split_softmax(
     outer: int, length: int, inner: int, part: int, chunks: int, rows_at_once: int, log: bool
 ) -> Staged:
     """The kernels for an axis that is split into parts."""

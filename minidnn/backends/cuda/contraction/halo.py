@@ -22,7 +22,7 @@ from ..tensor import LANES, is_aligned, is_regular, step_of
 from . import epilogue_reduction_text
 from .epilogue_reduction import EpilogueReduction
 from .epilogue_reduction_text import (
-    lay_vectors,
+    copy_vectors,
     partial_sum_reduction,
     print_chunk,
     print_vectors,
@@ -438,7 +438,7 @@ def results_text(problem: ContractionProblem, down: int) -> dict[str, object]:
     assert rounded
     return text | {
         "SUMS": totals_text(reduction),
-        "SUMS_VECTORS": lay_vectors(reduction.vectors),
+        "SUMS_VECTORS": copy_vectors(reduction.vectors),
         "SUMS_BEGIN": "  Totals totals;",
         "SUMS_END": f"  leave(totals, {_ALL}, part, n0, filters);",
         "ASK": _ask(reduction, down),

@@ -84,9 +84,9 @@ class Rows:
         banks.  There is room for one pixel more."""
         reached = (pixels - self.copies) * self.step + self.chunks * _CHUNK
         least = -(-(reached + self.channels) // _CHUNK)
-        return _CHUNK * min(range(least, least + _CHUNK), key=self._crowd)
+        return _CHUNK * min(range(least, least + _CHUNK), key=self._bank_conflicts)
 
-    def _crowd(self, pitch: int) -> int:
+    def _bank_conflicts(self, pitch: int) -> int:
         """How many of eight windows share banks, where copies are ``pitch`` chunks apart."""
         ahead = self.step * self.copies // _CHUNK
         banks = [

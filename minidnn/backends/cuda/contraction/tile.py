@@ -103,7 +103,7 @@ class TileKernel(ContractionKernel):
         tile, parts = DIVISIONS[choice]
         simple = _is_simple(problem)
         is_integer = problem.is_integer
-        crowded = tile.spare_registers(parts, machine) < _FEW_REGISTERS
+        is_short_of_registers = tile.spare_registers(parts, machine) < _FEW_REGISTERS
         x = problem.gathered
         text = {
             "T": TYPES[problem.x.dtype],
@@ -116,7 +116,7 @@ class TileKernel(ContractionKernel):
             "PARTS": parts,
             "CLUSTER": f"__cluster_dims__({parts}, 1, 1) " if parts > 1 else "",
             "BLOCKS": tile.side_by_side(parts, machine),
-            "AHEAD": tile.stages if crowded else 1,
+            "AHEAD": tile.stages if is_short_of_registers else 1,
             "SUM": "int" if is_integer else "float",
             "REGISTER": "r" if is_integer else "f",
             "SHAPE": _SHAPES[problem.x.dtype],
@@ -130,7 +130,7 @@ class TileKernel(ContractionKernel):
             "TAP": "" if simple else _WINDOW_TAP,
             "LOAD": _SIMPLE_LOAD if simple else _WINDOW_LOAD,
             "NEXT": "" if simple else _WINDOW_NEXT,
-            "INDEX": "long long" if crowded else "int",
+            "INDEX": "long long" if is_short_of_registers else "int",
             "SHIFT": _each(problem).bit_length() - 1,
             "OUTSIDE": _WHOLE_OUTSIDE if is_integer else _OUTSIDE,
             "CACHE": "cg.shared.global.L2::128B" if simple else "ca.shared.global",

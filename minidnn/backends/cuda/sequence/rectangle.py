@@ -350,11 +350,13 @@ class RectanglePrinter:
         """Declares the threads with the rectangles before and after; at the plane's ends,
         identities."""
         grid = self.grid
-        nobody = grid.threads + list(COMBINERS).index(window.reduction)
+        identity_slot = grid.threads + list(COMBINERS).index(window.reduction)
         place, count, step = ("ty", grid.down, grid.across) if axis == 0 else ("tx", grid.across, 1)
         low, high = self.code.fresh(), self.code.fresh()
-        self.code.line(f"const int {low} = {place} > 0 ? thread - {step} : {nobody};")
-        self.code.line(f"const int {high} = {place} < {count - 1} ? thread + {step} : {nobody};")
+        self.code.line(f"const int {low} = {place} > 0 ? thread - {step} : {identity_slot};")
+        self.code.line(
+            f"const int {high} = {place} < {count - 1} ? thread + {step} : {identity_slot};"
+        )
         return low, high
 
     def _lines(

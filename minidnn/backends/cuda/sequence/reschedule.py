@@ -216,8 +216,8 @@ _GRIDS = 6
 def print_variants(
     region: Region, layout_of: Callable[[Value], Tensor], machine: Machine
 ) -> list[Launch]:
-    """Returns the launches of a sequence, its values laid out by ``layout_of``, other than the launch
-    of :func:`print_region`: they take the same pointers and give the same bits."""
+    """Returns the launches of a sequence, its values laid out by ``layout_of``, other than the
+    launch of :func:`print_region`: they take the same pointers and give the same bits."""
     laid = LaidOutSequence(region, layout_of, machine)
     chosen = laid.schedule()
     usual, usual_binding, inputs, outputs = laid.planned(chosen)
