@@ -370,10 +370,8 @@ def packing_of(problem: Problem, lanes: int) -> Packing | None:
     if _spreads(problem, lanes) or problem.width:
         return None
     in_rows = source.contiguous and source.plane == 0
-    pointwise = (
-        problem.kernel == (1, 1) and problem.in_size == problem.out_size and not problem.pads
-    )
-    if in_rows and pointwise and problem.groups == 1:
+    same_size = problem.in_size == problem.out_size and not problem.pads
+    if in_rows and problem.kernel == (1, 1) and same_size and problem.groups == 1:
         return "features"
     if source.block == lanes:
         one_block = problem.groups == 1 and problem.in_channels == lanes
