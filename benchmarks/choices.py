@@ -88,9 +88,9 @@ def row_of(question: Question, measured: Measured, count: int) -> dict[str, Any]
     """Seconds of all ``count`` contractions of a run that are this problem, by price and by the
     fastest candidate, and which that is."""
     problem = question.problem
-    text = f"{problem.inputs}>{problem.outputs} {problem.kernel[0]}x{problem.kernel[1]}"
+    text = f"{problem.in_channels}>{problem.out_channels} {problem.kernel[0]}x{problem.kernel[1]}"
     text += f"/{problem.stride[0]}" if problem.stride != (1, 1) else ""
-    text += f" @{problem.out[0]}x{problem.out[1]}"
+    text += f" @{problem.out_size[0]}x{problem.out_size[1]}"
     return {
         "problem": text + (f", {problem.groups} groups" if problem.groups > 1 else ""),
         "images": [problem.batch, question.images],

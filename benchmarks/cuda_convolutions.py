@@ -122,8 +122,8 @@ def measured(layer: Layer, options: argparse.Namespace) -> dict[str, Any]:
 
     problem = problem_of(layer, options.batch, options.precision)
     built = ours(problem) + ([] if options.no_cudnn else cudnn(problem))
-    room = max((one.workspace for one in built), default=0)
-    at, workspace, kept = scratch_addresses(problem, room)
+    workspace_bytes = max((one.workspace for one in built), default=0)
+    at, workspace, kept = scratch_addresses(problem, workspace_bytes)
     times = race([Contestant(one.bind(at, workspace)) for one in built], margin=1.5)
     del kept
     named = zip(map(name_of, built), times, strict=True)
@@ -187,7 +187,7 @@ def problem_of(layer: Layer, batch: int, precision: str) -> Any:
 def ours(problem: Any) -> list[Any]:
     """Our kernels that the tuning would try."""
     from minidnn.backends.cuda.contraction.algorithms import algorithms_for
-    from minidnn.backends.cuda.contraction.config import AlgorithmConfig, build, room
+    from minidnn.backends.cuda.contraction.config import AlgorithmConfig, build, workspace_bytes
     from minidnn.backends.cuda.contraction.kernel_registry import load_contraction
     from minidnn.backends.cuda.functions import load_launches
     from minidnn.backends.cuda.machine import machine_of
@@ -201,7 +201,7 @@ def ours(problem: Any) -> list[Any]:
         for choice in algorithm.kernel.choices(problem, machine):
             core = load_contraction(problem, algorithm.kernel, choice, machine, load)
             config = AlgorithmConfig(
-                algorithm, choice, (), room(problem, algorithm, core.workspace)
+                algorithm, choice, (), workspace_bytes(problem, algorithm, core.workspace)
             )
             found.append(build(problem, config, core, machine, load))
     return found
@@ -214,8 +214,8 @@ def cudnn(problem: Any) -> list[Any]:
         AlgorithmConfig,
         CudaAlgorithm,
         build,
-        room,
         target,
+        workspace_bytes,
     )
     from minidnn.backends.cuda.contraction.graphs import constraints_of, fusable_stages, graph_of
     from minidnn.backends.cuda.functions import load_launches
@@ -235,7 +235,7 @@ def cudnn(problem: Any) -> list[Any]:
             continue
         for plan in plans:
             engine = plan.config
-            size = room(problem, algorithm, plan.workspace)
+            size = workspace_bytes(problem, algorithm, plan.workspace)
             config = AlgorithmConfig(algorithm, engine.engine, engine.knobs, size)
             found.append(build(problem, config, plan, machine, load))
     return found

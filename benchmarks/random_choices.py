@@ -73,7 +73,7 @@ def kind_of(question: Question) -> str:
     """Which kind a contraction is of."""
     problem = question.problem
     if problem.groups > 1:
-        return "depthwise" if problem.inputs == problem.outputs == 1 else "grouped"
+        return "depthwise" if problem.in_channels == problem.out_channels == 1 else "grouped"
     return {(1, 1): "1x1", (3, 3): "3x3"}.get(problem.kernel, "larger")
 
 

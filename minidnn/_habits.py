@@ -13,7 +13,7 @@ from minidnn.errors import UnsupportedError
 
 TRAINING = "md.Trainer(net, shape, loss, optimizer) trains a network"
 _COMPILE = "md.compile(net, shape, {0}) compiles a network"
-_DEVICE = f"a network lies on no device: {_COMPILE.format('device={0!r}')} for one"
+_DEVICE = f"a network is on no device: {_COMPILE.format('device={0!r}')} for one"
 _PRECISION = f"parameters keep their dtype: {_COMPILE.format('precision={0!r}')} for another one"
 _HOOKS = "layers do not run one by one: what forward returns besides is an output of the network"
 _CALL = "md.compile(net, shape) gives an executable, which is called with arrays"

@@ -383,8 +383,8 @@ def share(programs: Sequence[StoredProgram]) -> _SharedPrograms:
     places: list[tuple[int, int] | None] = []
     for program, own_numbers in zip(programs, used, strict=True):
         own_offsets = [offsets[each] for each in own_numbers]
-        if program.placed is not None:
-            documents.append(program.placed(own_offsets))
+        if program.relocate is not None:
+            documents.append(program.relocate(own_offsets))
             places.append(None)
         else:
             (array,) = program.constants

@@ -69,13 +69,13 @@ class Annotations:
         """The view of a value as kernels see it: vectors have an address of their own."""
         return BufferView(value, 0) if value.type.rank < 2 else self.place(value)
 
-    def copied(self, join: Node) -> Iterator[tuple[Value, int]]:
+    def copied(self, concat: Node) -> Iterator[tuple[Value, int]]:
         """The operands of a concatenation that must be copied, as they are not views of its result:
         each with its offset along the concatenated axis."""
-        assert isinstance(join.op, Concat)
-        axis = join.op.axis % join.output.type.rank
-        base, first = self.place(join.output), 0
-        for value in join.inputs:
+        assert isinstance(concat.op, Concat)
+        axis = concat.op.axis % concat.output.type.rank
+        base, first = self.place(concat.output), 0
+        for value in concat.inputs:
             wanted = BufferView(base.buffer, base.channel + first)
             if axis != channel_axis(value) or self.placements.get(value) != wanted:
                 yield value, first
@@ -126,7 +126,7 @@ class Annotations:
         buffers = (place.buffer for place in self.placements.values())
         for value in (*self.layouts, *self.placements, *buffers):
             if value not in values:
-                raise GraphError(f"annotations say where {value!r} lies, which is not in the graph")
+                raise GraphError(f"annotations have {value!r}, which is not in the graph")
         for group in self.groups:
             first = graph.position.get(group[0], len(graph.nodes))
             if graph.nodes[first : first + len(group)] != group:
@@ -353,8 +353,8 @@ def _smallest(found: Sequence[Lifetime]) -> Arena:
     bound = peak_bytes(found)
     best: Arena | None = None
     for key in _ORDERS:
-        placed = Placed(len(found))  # each in the tightest gap
-        offsets = {life.value: placed.place(life) for life in sorted(found, key=key)}
+        allocator = ArenaAllocator(len(found))  # each in the tightest gap
+        offsets = {life.value: allocator.place(life) for life in sorted(found, key=key)}
         size = max((offsets[life.value] + life.bytes for life in found), default=0)
         if best is None or size < best.bytes:
             best = Arena(size, offsets, bound)
@@ -364,7 +364,7 @@ def _smallest(found: Sequence[Lifetime]) -> Arena:
     return best
 
 
-class Placed:
+class ArenaAllocator:
     """The buffers placed so far in one arena, with their lifetimes.
 
     Args:
@@ -374,13 +374,13 @@ class Placed:
 
     def __init__(self, most: int, alignment: int = 1) -> None:
         # Rows: begin, end, first node, last node; columns are sorted by begin.
-        self._placed = np.zeros((4, most), np.int64)
+        self._allocated = np.zeros((4, most), np.int64)
         self._count, self._alignment = 0, alignment
 
     def place(self, life: Lifetime) -> int:
         """Places a buffer in the tightest gap between those with overlapping lifetimes, else after
         them; returns its offset."""
-        begins, ends, first, last = self._placed[:, : self._count]
+        begins, ends, first, last = self._allocated[:, : self._count]
         concurrent = np.flatnonzero((first <= life.last) & (last >= life.first))
         free_from = np.zeros(len(concurrent) + 1, np.int64)
         np.maximum.accumulate(ends[concurrent], out=free_from[1:])
@@ -396,9 +396,9 @@ class Placed:
 
     def add(self, life: Lifetime, offset: int) -> None:
         """Adds a buffer that is placed at an offset."""
-        placed, count = self._placed, self._count
-        at = int(np.searchsorted(placed[0, :count], offset))
-        placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
+        rows, count = self._allocated, self._count
+        at = int(np.searchsorted(rows[0, :count], offset))
+        rows[:, at + 1 : count + 1] = rows[:, at:count].copy()
         end = -(-(offset + life.bytes) // self._alignment) * self._alignment
-        placed[:, at] = offset, end, life.first, life.last
+        rows[:, at] = offset, end, life.first, life.last
         self._count += 1

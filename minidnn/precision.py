@@ -218,9 +218,9 @@ def _calls_of(examples: Any, interface: Interface) -> list[Call]:
     calls: list[Call] = []
     for number, given in enumerate(examples if several else [examples]):
         named = given if isinstance(given, Mapping) else {}
-        placed = () if named else given if isinstance(given, tuple) else (given,)
+        positional = () if named else given if isinstance(given, tuple) else (given,)
         try:
-            arrays = _arrays(interface.ordered(placed, named), interface)
+            arrays = _arrays(interface.ordered(positional, named), interface)
             calls += [_checked(call, interface) for call in _apart(arrays, interface)]
         except GraphError as error:
             what = f"examples[{number}]" if several else "examples"

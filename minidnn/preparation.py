@@ -82,7 +82,7 @@ class Preparation:
         for name in ("resize", "crop"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise PictureError(f"{name}={_brief(value)}; valid is a whole number of at least 1")
+                raise PictureError(f"{name}={_brief(value)}; valid is an integer of at least 1")
         if self.crop > self.resize:
             raise PictureError(
                 f"crop={self.crop} is larger than resize={self.resize}; valid is a crop of at "
@@ -214,7 +214,7 @@ def _names(given: Any) -> tuple[str, ...]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands there twice")
+        raise ValueError("a key appears twice")
     return found
 
 

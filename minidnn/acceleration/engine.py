@@ -124,7 +124,7 @@ def engine_for(
         if engine.memory != memory:
             raise DeviceError(
                 f"device={device!r} computes on tensors of PyTorch's {engine.memory!r}, but those "
-                f"given lie on {memory!r}; move them, or leave device away to have it follow them"
+                f"given are on {memory!r}; move them, or leave device away to have it follow them"
             )
         return engine
     if memory.startswith(_CUDA):
@@ -132,6 +132,6 @@ def engine_for(
         get_backend(cuda)
         return Engine(cuda, precision, options)
     if memory != "cpu":
-        raise DeviceError(f"the tensors lie on PyTorch's {memory!r}; valid are 'cpu' and 'cuda'")
+        raise DeviceError(f"the tensors are on PyTorch's {memory!r}; valid are 'cpu' and 'cuda'")
     best, _ = default_device([name for name in PREFERENCE if name != _CUDA])
     return Engine(best, precision, options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 
-from minidnn.acceleration.named import NamedPart
+from minidnn.acceleration.dynamic_batch import DynamicBatchPart
 from minidnn.acceleration.part import CompiledPart
 from minidnn.acceleration.program import SizedProgram
 from minidnn.acceleration.step import TrainedPart
@@ -26,19 +26,19 @@ def explain_program(program: SizedProgram) -> str:
     ]
     if program.left:
         lines += ["left to PyTorch:", program.rest()]
-    compiled: Sequence[CompiledPart | TrainedPart | NamedPart] = program.parts
+    compiled: Sequence[CompiledPart | TrainedPart | DynamicBatchPart] = program.parts
     for number, part in enumerate(compiled, 1):
         lines += ["", f"part {number}: {_described(part)}", *_compiled(part)]
     return "\n".join(lines)
 
 
-def _compiled(part: CompiledPart | TrainedPart | NamedPart) -> Iterator[str]:
+def _compiled(part: CompiledPart | TrainedPart | DynamicBatchPart) -> Iterator[str]:
     """Describes the executables of a part; of a trained one, those of both passes."""
-    if isinstance(part, (CompiledPart, NamedPart)):
+    if isinstance(part, (CompiledPart, DynamicBatchPart)):
         yield _indented(part.executable.explain())
         return
     for pair in part.pairs.values():
-        count, kept = len(pair.halves.backward.differentiated), pair.kept_bytes / 1e6
+        count, kept = len(pair.graphs.backward.differentiated), pair.kept_bytes / 1e6
         yield f"  forwards; {kept:.2f} MB are kept to compute {count} gradients:"
         yield _indented(_indented(pair.forward.executable.explain()))
         for backward, program in pair.backwards.values():
@@ -46,7 +46,7 @@ def _compiled(part: CompiledPart | TrainedPart | NamedPart) -> Iterator[str]:
             yield _indented(_indented(program.executable.explain()))
 
 
-def _described(part: CompiledPart | TrainedPart | NamedPart) -> str:
+def _described(part: CompiledPart | TrainedPart | DynamicBatchPart) -> str:
     """Returns a part's number of nodes, its inputs and its outputs, in one line."""
     inputs = ", ".join(map(repr, part.part.graph.inputs))
     outputs = ", ".join(map(repr, part.part.graph.outputs))

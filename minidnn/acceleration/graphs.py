@@ -130,7 +130,7 @@ class _Conversion:
                 CAPTURING,
                 settings,
                 silence,
-                _unheard(),
+                _logs_silenced(),
                 layers_in_full(),
                 garbage_collection_paused(),
             ):
@@ -172,7 +172,7 @@ def _is_layer_forward(code: types.CodeType) -> bool:
 
 
 @contextlib.contextmanager
-def _unheard() -> Iterator[None]:
+def _logs_silenced() -> Iterator[None]:
     """Silences PyTorch's log of shapes that do not fit: an error reports them already."""
     log, silence = logging.getLogger(_TRIAL_LOG), logging.Filter("nobody")
     log.addFilter(silence)

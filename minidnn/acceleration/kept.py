@@ -45,11 +45,11 @@ def channels_last_values(graph: Graph) -> set[Value]:
     """
     is_last: dict[Value, bool] = {}
     for node in graph.nodes:
-        gives_last = _lies(node, is_last)
+        gives_last = _gives_last(node, is_last)
         if gives_last is not None:
             is_last.update((value, gives_last) for value in node.outputs if is_image(value))
     for node in reversed(graph.nodes):
-        wants_last = _wanted(node, is_last)
+        wants_last = _wants_last(node, is_last)
         if wants_last is not None:
             for value in filter(is_image, node.inputs):
                 is_last.setdefault(value, wants_last)
@@ -57,30 +57,30 @@ def channels_last_values(graph: Graph) -> set[Value]:
     return {value for value in images if value.dtype in FLOATS and is_last.get(value, True)}
 
 
-def _lies(node: Node, is_last: Mapping[Value, bool]) -> bool | None:
+def _gives_last(node: Node, is_last: Mapping[Value, bool]) -> bool | None:
     """Whether a node's outputs are channels last; None if nothing decides it."""
     if isinstance(node.op, Transpose):
         return node.op == _BACK
     if isinstance(node.op, Reshaping):
         return None
-    if (of_operator := _operator_gives_last(node)) is not None:
+    if (of_operator := _computes_channels_last(node)) is not None:
         return of_operator
     decided = [value for value in node.inputs if value in is_last]
     return is_last[max(decided, key=lambda value: value.type.size)] if decided else None
 
 
-def _wanted(node: Node, is_last: Mapping[Value, bool]) -> bool | None:
+def _wants_last(node: Node, is_last: Mapping[Value, bool]) -> bool | None:
     """Whether a node prefers channels-last inputs; None if nothing decides it."""
     if isinstance(node.op, Transpose):
         return {_LAST: True, _BACK: False}.get(node.op)
     if isinstance(node.op, Reshaping):
         return None
-    if (of_operator := _operator_gives_last(node)) is not None:
+    if (of_operator := _computes_channels_last(node)) is not None:
         return of_operator
     return next((is_last[value] for value in node.outputs if value in is_last), None)
 
 
-def _operator_gives_last(node: Node) -> bool | None:
+def _computes_channels_last(node: Node) -> bool | None:
     """Whether an operator computes in channels-last layout; None if it takes any layout."""
     if isinstance(node.op, (Attention, AttentionGradient, Linear, MatMul)):
         return False

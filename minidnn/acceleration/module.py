@@ -64,7 +64,7 @@ class LateHooks:
         return any(number >= first_new for hooks in (*GLOBAL_HOOKS, *own_hooks) for number in hooks)
 
 
-class StandsForContainer(nn.Module):
+class ContainerProxy(nn.Module):
     """A module that stands for ``original``, also as a container: indexing, length, iteration."""
 
     original: Any
@@ -144,7 +144,7 @@ class _Pieces(list[Piece]):
             piece.forget()
 
 
-class OptimizedModule(StandsForContainer):
+class OptimizedModule(ContainerProxy):
     """The module that :func:`minidnn.optimize` returns.
 
     It shares the parameters, buffers and children of the original module: state dict, ``to``,

@@ -142,17 +142,17 @@ class _Regions:
         return last >= 0 and self._ends[last] > extent[0]
 
 
-def extent_of(thing: Any) -> _Extent | None:
+def extent_of(tensor: Any) -> _Extent | None:
     """The extent of a strided tensor; None for one without elements, and for all other objects."""
-    if not isinstance(thing, torch.Tensor) or thing.layout is not torch.strided:
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return None
-    if not thing.numel():
+    if not tensor.numel():
         return None
     last = sum(
-        (size - 1) * stride for size, stride in zip(thing.shape, thing.stride(), strict=True)
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    start = thing.data_ptr()
-    return start, start + (last + 1) * thing.element_size()
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
 
 
 def _meet(one: _Extent | None, other: _Extent | None) -> bool:

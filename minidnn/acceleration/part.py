@@ -79,7 +79,7 @@ class CompiledPart(nn.Module):
             and _types(part.graph) == _types(executable.graph)
         )
         self._device = torch.device(memory)
-        self.takes = self.lying(part.graph.inputs)
+        self.takes = self.expected_tensors(part.graph.inputs)
         self._gives = [
             (v.shape, _strides(v.shape), getattr(torch, v.dtype)) for v in part.graph.outputs
         ]
@@ -104,7 +104,7 @@ class CompiledPart(nn.Module):
         converted = tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
         return converted if isinstance(result, tuple) else converted[0]
 
-    def lying(self, values: Iterable[Value]) -> ExpectedTensors:
+    def expected_tensors(self, values: Iterable[Value]) -> ExpectedTensors:
         """Returns a predicate: whether tensors are contiguous, of these types, on the device."""
         return ExpectedTensors((v.shape, getattr(torch, v.dtype), self._device) for v in values)
 

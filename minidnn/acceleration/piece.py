@@ -22,16 +22,16 @@ import torch
 from torch import fx
 
 from minidnn._torch_internals import is_wrapper, pytree
-from minidnn.acceleration.engine import Engine, engine_for, memory_of
-from minidnn.acceleration.explain import explain_program
-from minidnn.acceleration.named import (
-    NamedBatch,
-    NamedProgram,
-    NamedPrograms,
+from minidnn.acceleration.dynamic_batch import (
+    DynamicBatch,
+    DynamicBatchProgram,
+    DynamicBatchPrograms,
     another,
     symbols_of,
     with_rows,
 )
+from minidnn.acceleration.engine import Engine, engine_for, memory_of
+from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.program import GAINS_LESS, MOVES, REHEARSING, OverlapError, SizedProgram
 from minidnn.acceleration.programs import Programs, describe
 from minidnn.acceleration.sources import is_recorded, numbers_of, weights_of, with_numbers
@@ -75,10 +75,10 @@ class PiecePrograms:
         name, sizes = settings.name, settings.sizes
         self.inference = Programs(name, sizes, "sizes of arguments and modules")
         self.trained = Programs(name, sizes)
-        self.named = NamedPrograms(name, sizes)
+        self.dynamic_batch = DynamicBatchPrograms(name, sizes)
 
 
-class _LittleError(UnsupportedError):
+class _SmallGainError(UnsupportedError):
     """A piece computes nothing, or its part would gain less than it costs: no warning is due."""
 
 
@@ -159,12 +159,12 @@ class Piece:
         kept, identity = self._kept, self._identity
         every = (*kept.trained.items(), *kept.inference.items())
         sized = [program for key, program in every if key[0][0] == identity]
-        return [*sized, *(p for key, p in kept.named.items() if key[0][0][0] == identity)]
+        return [*sized, *(p for key, p in kept.dynamic_batch.items() if key[0][0][0] == identity)]
 
     def forget(self) -> None:
         """Frees all programs, and with them the weights."""
         self._last = None
-        for each in (self._kept.inference, self._kept.trained, self._kept.named):
+        for each in (self._kept.inference, self._kept.trained, self._kept.dynamic_batch):
             each.clear()  # Dynamo holds references to them, too
 
     def __call__(self, *args: Any) -> Any:
@@ -231,8 +231,8 @@ class Piece:
     def explain(self) -> str:
         """Describes which operations of the piece were taken, which were left, and why."""
         left = [f"left to PyTorch: {reason}" for reason in self._refused.values()]
-        named = self._kept.named
-        left += [f"note: not for any batch: {why}" for why in named.reasons_of(self._identity)]
+        programs = self._kept.dynamic_batch
+        left += [f"note: not for any batch: {why}" for why in programs.reasons_of(self._identity)]
         return "\n\n".join([*map(explain_program, self.programs), *left])
 
     def _not_now(self, args: Sequence[Any]) -> str | None:
@@ -246,7 +246,7 @@ class Piece:
         # Weights on another device are a mistake; a piece without any may compute elsewhere.
         may_compute_elsewhere = device is not None and self.is_among_others and not self._weights
         if may_compute_elsewhere and (own_memory := Engine(device or "").memory) != memory:
-            return f"its tensors lie on {memory!r}; device={device!r} computes on {own_memory!r}"
+            return f"its tensors are on {memory!r}; device={device!r} computes on {own_memory!r}"
         if (half := autocast_to(memory)) is not None:
             reason = self._engine(args).why_not_mixed(half)
             return None if reason is None else f"autocast is on, which PyTorch honours, as {reason}"
@@ -269,14 +269,14 @@ class Piece:
         weights = None if trained else _Weights([args[place] for place in self._weights])
         if self._batch is not None and not trained:
             places = [p for p in range(len(args)) if p not in self._weights and p not in values]
-            named = [self._batch[place] for place in places]
-            rows = _rows(inputs, named)
+            has_batch = [self._batch[place] for place in places]
+            rows = _rows(inputs, has_batch)
             if rows is not None:
-                was_taken, result = self._kept.named.try_run(
+                was_taken, result = self._kept.dynamic_batch.try_run(
                     inputs,
-                    named,
+                    has_batch,
                     (self._identity, len(args), weights, *values.values()),
-                    lambda: self._made_named(args, inputs, values, engine, rows),
+                    lambda: self._dynamic_batch_program(args, inputs, values, engine, rows),
                     args,
                 )
                 if was_taken:
@@ -304,7 +304,7 @@ class Piece:
         except UnsupportedError as error:
             if str(error).startswith("strict=True"):
                 raise
-            self._leave(key, str(error), not isinstance(error, _LittleError))
+            self._leave(key, str(error), not isinstance(error, _SmallGainError))
             return False, None
 
     def _values_of(self, args: Sequence[Any]) -> dict[int, float]:
@@ -361,7 +361,7 @@ class Piece:
             why = f"nothing of it is taken:\n{program.why_nothing()}"
             reasons = set(program.left.values())
             is_little = not reasons or GAINS_LESS in reasons or reasons == {MOVES}
-            raise _LittleError(why) if is_little else UnsupportedError(why)
+            raise _SmallGainError(why) if is_little else UnsupportedError(why)
         if isinstance(program, TrainedProgram):
             program.prepare(args)
         return program
@@ -382,14 +382,14 @@ class Piece:
         with uncached(engine.memory):
             return functional(module, given, {} if trained else held, trained, enabled)
 
-    def _made_named(
+    def _dynamic_batch_program(
         self,
         args: Sequence[Any],
         inputs: Sequence[Any],
         values: Mapping[int, float],
         engine: Engine,
         rows: int,
-    ) -> NamedProgram:
+    ) -> DynamicBatchProgram:
         """Makes a program for any batch in the range for which Dynamo's guards hold."""
         assert self._batch is not None
         if any(map(is_wrapper, args)):
@@ -397,9 +397,9 @@ class Piece:
         others = with_rows(args, self._batch, another(rows, _ANY))
         captured = self._captured(args, args, values, engine, False, False)
         other = self._captured(args, others, values, engine, False, False)
-        batches = NamedBatch(_ANY, self._batch, other, self.settings.sizes)
+        batches = DynamicBatch(_ANY, self._batch, other, self.settings.sizes)
         given = f"any batch of {describe(inputs)}"
-        return NamedProgram(captured, batches, engine, self.settings.name, given)
+        return DynamicBatchProgram(captured, batches, engine, self.settings.name, given)
 
     def _leave(self, key: Any, reason: str, warns: bool = True) -> None:
         """Notes that the piece runs in PyTorch, warns once, and raises if strict."""
@@ -425,11 +425,11 @@ _ANY_NUMBER = re.compile(r"\d+")
 _ANY = Dim("batch", 2, 1 << 20)
 
 
-def _rows(inputs: Sequence[Any], named: Sequence[bool]) -> int | None:
+def _rows(inputs: Sequence[Any], has_batch: Sequence[bool]) -> int | None:
     """The number of rows of the arguments; None if they differ, or it is out of range."""
     rows = {
         each.shape[0] if isinstance(each, torch.Tensor) else each
-        for each, has in zip(inputs, named, strict=True)
+        for each, has in zip(inputs, has_batch, strict=True)
         if has
     }
     return rows.pop() if len(rows) == 1 and _ANY.takes(min(rows)) else None

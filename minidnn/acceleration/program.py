@@ -32,7 +32,7 @@ from minidnn.graph import operators as ops
 
 log = logging.getLogger(__name__)
 
-_SHARES = "a result lies in the memory of something else"
+_SHARES = "a result is in the memory of something else"
 _CHANNELS_LAST = (0, 2, 3, 1)
 GAINS_LESS = "its part would gain less than entering and leaving it costs"
 MOVES = "it only moves elements, which PyTorch does without a kernel"
@@ -371,7 +371,7 @@ def _not_worth(part: Part, among_others: bool) -> str | None:
     """Why a part is not taken; None if it is."""
     if (why := moves_alone(part)) is not None:
         return why
-    if among_others and gain(part, _lies_in_order) <= 0:
+    if among_others and gain(part, _is_contiguous) <= 0:
         return GAINS_LESS
     return None
 
@@ -383,7 +383,7 @@ def moves_alone(part: Part) -> str | None:
     return MOVES if is_idle else None
 
 
-def _lies_in_order(node: fx.Node) -> bool:
+def _is_contiguous(node: fx.Node) -> bool:
     return order_of(node.meta["val"]) is None
 
 

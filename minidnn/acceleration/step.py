@@ -19,12 +19,12 @@ from torch import nn
 
 from minidnn._forks import ForkLock
 from minidnn._torch_internals import copy_each, is_batched, keeps_graph
+from minidnn.acceleration.double_backward import Autocast, autocast_of, gradients_again
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.kept import channels_last_values, giving_last, only_cast, taking_last
 from minidnn.acceleration.kept_block import KeptBlock
 from minidnn.acceleration.part import CompiledPart, ExpectedTensors
 from minidnn.acceleration.program import REHEARSING
-from minidnn.acceleration.twice import Autocast, autocast_of, gradients_again
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
 from minidnn.gradients.forward_backward import BackwardGraph, ForwardBackward
@@ -60,22 +60,22 @@ _GONE = (
 
 
 @dataclass(frozen=True)
-class Twice:
+class DoubleBackward:
     """How PyTorch computes a part again, for gradients of gradients.
 
     Attributes:
         compute: the part as a PyTorch function: its outputs from its inputs.
-        counting: the inputs that its outputs depend on, by place.
-        say: warns that PyTorch computes the part, or raises if strict.
+        used_inputs: the inputs that its outputs depend on, by place.
+        warn: warns that PyTorch computes the part, or raises if strict.
     """
 
     compute: Callable[..., Any]
-    counting: tuple[int, ...]
-    say: Callable[[str], None]
+    used_inputs: tuple[int, ...]
+    warn: Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Narrow:
+class MixedPrecision:
     """How a part computes in mixed precision.
 
     Attributes:
@@ -95,17 +95,21 @@ class TrainedPart(nn.Module):
     Attributes:
         part: its graph, and the captured nodes that are its inputs and outputs.
         pairs: the compiled programs, by the places of the inputs that require gradients.
-        twice: how PyTorch computes the part again, for gradients of gradients.
+        double_backward: how PyTorch computes the part again, for gradients of gradients.
     """
 
     def __init__(
-        self, part: Part, engine: Engine, narrow: Narrow | None = None, twice: Twice | None = None
+        self,
+        part: Part,
+        engine: Engine,
+        narrow: MixedPrecision | None = None,
+        double_backward: DoubleBackward | None = None,
     ) -> None:
         """narrow: how the part computes in mixed precision; None if it does not."""
         super().__init__()
-        self.twice = twice
+        self.double_backward = double_backward
         self.part = part
-        self.pairs: OrderedDict[tuple[int, ...], Pair] = OrderedDict()
+        self.pairs: OrderedDict[tuple[int, ...], ProgramPair] = OrderedDict()
         self._engine = engine
         self._narrow = narrow
         self._device = torch.device(engine.memory)
@@ -115,7 +119,7 @@ class TrainedPart(nn.Module):
         pair = self._pair(_trained(tensors))
         given = (*tensors, *self._random())
         # Only inputs that require gradients need be on the tape.
-        results = _Through.apply(pair, given, *(tensors[place] for place in pair.trained))
+        results = _PartFunction.apply(pair, given, *(tensors[place] for place in pair.trained))
         return results[0] if len(results) == 1 else results
 
     def prepare(self, trained: Sequence[bool]) -> None:
@@ -130,13 +134,13 @@ class TrainedPart(nn.Module):
         drawn = torch.empty(size, dtype=torch.int64, device=self._device).random_()
         return drawn.unbind()
 
-    def _pair(self, trained: tuple[int, ...]) -> Pair:
+    def _pair(self, trained: tuple[int, ...]) -> ProgramPair:
         """The pair for these trained inputs, compiled if there is none; an LRU cache."""
         with self._lock:
             pair = self.pairs.get(trained)
             if pair is None:
-                pair = self.pairs[trained] = Pair(
-                    self.part, self._engine, trained, self._narrow, self.twice
+                pair = self.pairs[trained] = ProgramPair(
+                    self.part, self._engine, trained, self._narrow, self.double_backward
                 )
                 if len(self.pairs) > _CHOICES:
                     self.pairs.popitem(last=False)
@@ -144,16 +148,16 @@ class TrainedPart(nn.Module):
         return pair
 
 
-class Pair:
+class ProgramPair:
     """The forward and backward programs of a part, for one choice of trained inputs.
 
     Attributes:
-        twice: how PyTorch computes the part again, for gradients of gradients.
+        double_backward: how PyTorch computes the part again, for gradients of gradients.
         name: the part's, for messages.
         trained: the inputs that require gradients, by place.
         outputs: the number of the graph's outputs: results, and values that the part writes.
         results: the number of results.
-        halves: the forward and the backward graph.
+        graphs: the forward and the backward graph.
         forward: the compiled forward program.
         backwards: the compiled backward programs, by the places of the results that have output
             gradients.  A result that the loss does not depend on has none, nor has an input that
@@ -170,10 +174,10 @@ class Pair:
         part: Part,
         engine: Engine,
         trained: Sequence[int],
-        narrow: Narrow | None = None,
-        twice: Twice | None = None,
+        narrow: MixedPrecision | None = None,
+        double_backward: DoubleBackward | None = None,
     ) -> None:
-        self.twice = twice
+        self.double_backward = double_backward
         self.name = part.graph.name
         self.trained = tuple(trained)
         self.outputs, self.results = len(part.graph.outputs), len(part.outputs)
@@ -187,11 +191,11 @@ class Pair:
         composed, _ = compose_attention(graph)
         graph = drop_unread(composed)
         first = len(part.outputs) if part.differentiable is None else part.differentiable
-        self.halves = ForwardBackward(graph, trained, first, compute_again=mixed)
+        self.graphs = ForwardBackward(graph, trained, first, compute_again=mixed)
         self._engine, self._narrow = engine, narrow
-        self._overwritten = part.overwritten.intersection(self.halves.backward.given)
+        self._overwritten = part.overwritten.intersection(self.graphs.backward.given)
         self.random, self._given = part.random, len(part.inputs)
-        read = self.halves.backward.given
+        read = self.graphs.backward.given
         self.more = [
             place
             for place in range(self._given)
@@ -209,21 +213,21 @@ class Pair:
         self.backwards: dict[tuple[int, ...], tuple[BackwardGraph, CompiledPart]] = {}
         #: For each backward program, the predicate of its inputs outside the block.
         self._loose: dict[tuple[int, ...], ExpectedTensors] = {}
-        self.kept = self.halves.backward.kept
+        self.kept = self.graphs.backward.kept
         self.kept_beside = [place for place in self.kept if place < self.outputs]
         self._keeps_copied = any(place >= self.results for place in self.kept_beside)
-        self.others = [p for p in range(self.results) if p not in self.halves.floating]
+        self.others = [p for p in range(self.results) if p not in self.graphs.floating]
         self._lock = ForkLock()
         #: Whether the block is donated to the program of all gradients, which overwrites it.
         self._donates_block = False
-        self._block = self._laid_block()
+        self._block = self._block_layout()
 
-    def _laid_block(self) -> KeptBlock:
+    def _block_layout(self) -> KeptBlock:
         """Lays out the block of kept values, as the backward program wants it if it is donated."""
         kept_values = self.forward.part.graph.outputs[self.outputs :]
-        if len(self.halves.floating) != 1 or not self.halves.backward.differentiated:
+        if len(self.graphs.floating) != 1 or not self.graphs.backward.differentiated:
             return KeptBlock(kept_values, self._device)
-        backward, program = self.halves.backward, self._add_backward(self.halves.floating)
+        backward, program = self.graphs.backward, self._add_backward(self.graphs.floating)
         inputs = {
             place - self.outputs: number
             for number, place in enumerate(backward.kept, len(backward.given))
@@ -287,7 +291,7 @@ class Pair:
         kept, block: the outputs of :meth:`run` that are kept, by place, and its block.
         gradients: the gradient by each result; None where there is none.
         """
-        present = tuple(place for place in self.halves.floating if gradients[place] is not None)
+        present = tuple(place for place in self.graphs.floating if gradients[place] is not None)
         if not present:
             return {}
         backward, program = self.backward(present)
@@ -318,7 +322,7 @@ class Pair:
     def _donated(self, block: torch.Tensor, present: tuple[int, ...]) -> int:
         """The address of the block, if it is donated to the program for these results; 0 if not:
         PyTorch may retain the graph for another backward pass."""
-        donates = self._donates_block and present == self.halves.floating
+        donates = self._donates_block and present == self.graphs.floating
         return _ADDRESS(block) if donates and not keeps_graph() else 0
 
     def run_twice(
@@ -328,16 +332,16 @@ class Pair:
         gradients: Sequence[torch.Tensor | None],
     ) -> Sequence[torch.Tensor | None]:
         """The gradients by the trained inputs, computed by PyTorch on its tape."""
-        twice = self.twice
-        if self.random or twice is None:
+        double_backward = self.double_backward
+        if self.random or double_backward is None:
             raise UnsupportedError(_RANDOM.format(name=self.name))
-        missing = [place for place in twice.counting if place not in given]
+        missing = [place for place in double_backward.used_inputs if place not in given]
         if missing:
             raise UnsupportedError(_GONE.format(name=self.name))
-        twice.say(_TWICE.format(name=self.name))
-        values = enumerate(self.halves.graph.inputs[: self._given])
+        double_backward.warn(_TWICE.format(name=self.name))
+        values = enumerate(self.graphs.graph.inputs[: self._given])
         tensors = [given[p] if p in given else self._zeros(value) for p, value in values]
-        return gradients_again(twice.compute, autocast, tensors, self.trained, gradients)
+        return gradients_again(double_backward.compute, autocast, tensors, self.trained, gradients)
 
     def _zeros(self, value: Value) -> torch.Tensor:
         """Zeros in place of an input on whose values nothing depends."""
@@ -345,9 +349,9 @@ class Pair:
 
     def to_keep(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs that are kept; copies of those that the network writes to afterwards."""
-        given = list(map(tensors.__getitem__, self.halves.backward.given))
+        given = list(map(tensors.__getitem__, self.graphs.backward.given))
         for place in self._overwritten:
-            given[self.halves.backward.given.index(place)] = tensors[place].clone()
+            given[self.graphs.backward.given.index(place)] = tensors[place].clone()
         return given
 
     def backward(self, present: tuple[int, ...]) -> tuple[BackwardGraph, CompiledPart]:
@@ -358,8 +362,8 @@ class Pair:
             return self.backwards[present]
 
     def _add_backward(self, present: tuple[int, ...]) -> CompiledPart:
-        is_whole = present == self.halves.floating
-        backward = self.halves.backward if is_whole else self.halves.backward_of(present)
+        is_whole = present == self.graphs.floating
+        backward = self.graphs.backward if is_whole else self.graphs.backward_of(present)
         program = self._compiled(self._backward(backward, present))
         self._loose[present] = self._lying_beside_block(backward, program)
         self.backwards[present] = backward, program
@@ -371,11 +375,11 @@ class Pair:
         begin = len(found.given)
         within = {begin + i for i, place in enumerate(found.kept) if place >= self.outputs}
         values = enumerate(program.part.graph.inputs)
-        return program.lying(value for place, value in values if place not in within)
+        return program.expected_tensors(value for place, value in values if place not in within)
 
     def _forward(self) -> Graph:
         """The forward graph in the part's precision, with kept values in the layout it computes."""
-        graph, narrow = self.halves.forward, self._narrow
+        graph, narrow = self.graphs.forward, self._narrow
         if narrow is None:
             return graph
         graph = fold_batch_norm(graph, Context())  # before it becomes a formula of two dtypes
@@ -385,8 +389,8 @@ class Pair:
         narrowed = mixed(graph, narrow.dtype, given, [*wanted, *kept])
         self._dtypes = [value.dtype for value in narrowed.outputs]
         # Values that are read in half precision alone are kept in it.
-        backward = self.halves.backward
-        backward_graph = self._mixed_backward(backward, self.halves.floating, narrow)
+        backward = self.graphs.backward
+        backward_graph = self._mixed_backward(backward, self.graphs.floating, narrow)
         cast_values = only_cast(backward_graph, narrow.dtype)
         for place, value in zip(
             backward.kept, backward_graph.inputs[len(backward.given) :], strict=False
@@ -409,7 +413,7 @@ class Pair:
         return taking_last(self._mixed_backward(found, present, self._narrow), last)
 
     def _mixed_backward(
-        self, found: BackwardGraph, present: tuple[int, ...], narrow: Narrow
+        self, found: BackwardGraph, present: tuple[int, ...], narrow: MixedPrecision
     ) -> Graph:
         """The backward graph in mixed precision."""
         graph = fold_batch_norm(found.graph, Context())
@@ -432,12 +436,12 @@ class Pair:
         return CompiledPart(Part(graph, (), ()), executable, engine.memory, True, True)
 
 
-class _Through(torch.autograd.Function):
+class _PartFunction(torch.autograd.Function):
     """A part as one autograd function on PyTorch's tape."""
 
     @staticmethod
     def forward(
-        ctx: Any, pair: Pair, tensors: Sequence[torch.Tensor], *trained: torch.Tensor
+        ctx: Any, pair: ProgramPair, tensors: Sequence[torch.Tensor], *trained: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """trained: the tensors that require gradients, which PyTorch records on the tape."""
         given = pair.to_keep(tensors)  # before the part writes to any of it
@@ -459,11 +463,11 @@ class _Through(torch.autograd.Function):
     @staticmethod
     @torch.compiler.disable(reason="minidnn runs it")
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        pair: Pair = ctx.pair
+        pair: ProgramPair = ctx.pair
         if any(each is not None and is_batched(each) for each in gradients):
             raise UnsupportedError(_BATCHED.format(name=pair.name))
         block, *saved = ctx.saved_tensors if ctx.has_block else (None, *ctx.saved_tensors)
-        given, kept = pair.halves.backward.given, pair.kept_beside if ctx.has_block else pair.kept
+        given, kept = pair.graphs.backward.given, pair.kept_beside if ctx.has_block else pair.kept
         if torch.is_grad_enabled():
             more = saved[len(given) + len(kept) :]
             tensors_at = dict(zip((*given, *pair.more), (*saved[: len(given)], *more), strict=True))

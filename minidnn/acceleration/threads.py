@@ -34,14 +34,14 @@ _SOFT = 1  # omp_pause_soft: thread-private data keeps its values
 
 def rest() -> None:
     """Ends PyTorch's threads that spin for this thread's next operation, where that is safe."""
-    if threading.get_ident() != _bereft and not _forks.beside_threads():
+    if threading.get_ident() != _thread_without_pool and not _forks.beside_threads():
         end()
 
 
 def end() -> None:
     """Ends these threads even where a lock may be held: before a fork, whose child would otherwise
     wait for them for ever."""
-    if threading.get_ident() != _bereft:
+    if threading.get_ident() != _thread_without_pool:
         for pause in _pauses():
             pause(_SOFT)
 
@@ -50,7 +50,7 @@ def team_of(threads: int) -> int | None:
     """The address of ``GOMP_parallel`` of PyTorch's OpenMP library, which runs a function on its
     threads; None where there is none, or PyTorch computes with another number of threads: each
     change of that number would end and start threads."""
-    if threads == 1 or torch.get_num_threads() != threads or _bereft is not None:
+    if threads == 1 or torch.get_num_threads() != threads or _thread_without_pool is not None:
         return None
     for library in _libraries():
         parallel = getattr(library, "GOMP_parallel", None)
@@ -117,4 +117,4 @@ def _may_lack_threads() -> bool:
 #: Linux's PF_FORKNOEXEC: the process is a copy of its parent and runs no program of its own.
 _FORKED = 0x40
 #: The thread that may have lost its OpenMP threads in a fork, if any.
-_bereft = threading.main_thread().ident if _may_lack_threads() else None
+_thread_without_pool = threading.main_thread().ident if _may_lack_threads() else None

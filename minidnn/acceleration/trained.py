@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from minidnn.acceleration.double_backward import affects_outputs, in_pytorch
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.overlaps import Overlaps
 from minidnn.acceleration.program import SizedProgram, elsewhere, moves_alone
-from minidnn.acceleration.step import Narrow, TrainedPart, Twice
-from minidnn.acceleration.twice import counts, in_pytorch
+from minidnn.acceleration.step import DoubleBackward, MixedPrecision, TrainedPart
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.captured import Captured, reader_of
@@ -76,12 +76,14 @@ class TrainedProgram(SizedProgram):
             if level.taken:
                 name = f"{self.name}.{len(self.parts)}"
                 part = self._part(level, name)
-                twice = Twice(
+                double_backward = DoubleBackward(
                     in_pytorch(self.captured, level.nodes, part.inputs, part.outputs),
-                    tuple(place for place, node in enumerate(part.inputs) if counts(node)),
+                    tuple(place for place, node in enumerate(part.inputs) if affects_outputs(node)),
                     self._say,
                 )
-                self.parts.append(TrainedPart(part, self.engine, self._narrow(part), twice))
+                self.parts.append(
+                    TrainedPart(part, self.engine, self._narrow(part), double_backward)
+                )
         self._runner, held, self.places = self._build()
         self._read = reader_of(held)
         self._overlaps = None
@@ -153,14 +155,14 @@ class TrainedProgram(SizedProgram):
         for part in self.parts:
             part.prepare([on and trained.get(node, False) for node in part.part.inputs])
 
-    def _narrow(self, part: Part) -> Narrow | None:
+    def _narrow(self, part: Part) -> MixedPrecision | None:
         """How a part computes in mixed precision; None if it does not."""
         if self.half is None:
             return None
         inputs = (place for place, node in enumerate(part.inputs) if was_narrow(node))
         given = (*part.outputs, *map(self._own.__getitem__, part.written))
         outputs = (place for place, node in enumerate(given) if was_narrow(node))
-        return Narrow(self.half, frozenset(inputs), frozenset(outputs))
+        return MixedPrecision(self.half, frozenset(inputs), frozenset(outputs))
 
     def _divided(self, prices: bool) -> tuple[list[Level], dict[fx.Node, str]]:
         return _divide(self.captured, self.engine, self._is_said)

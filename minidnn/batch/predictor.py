@@ -103,7 +103,7 @@ class Predictor:
         for name, value in (("top", top), ("batch", batch), ("threads", threads)):
             is_open = value is None and name != "batch"
             if not is_open and (type(value) is not int or value < 1):
-                valid = "a whole number of at least 1" + (", or None" if name != "batch" else "")
+                valid = "an integer of at least 1" + (", or None" if name != "batch" else "")
                 raise GraphError(f"{name}={value!r:.80}; valid is {valid}")
         # Each process would choose for itself, and pictures would be computed in several.
         check_not_automatic(precision, "predictions by several processes")

@@ -207,5 +207,5 @@ def _check_labels(source: str, labels: np.ndarray, count: int, outputs: int) -> 
     if not is_valid or not 0 <= labels.min() <= labels.max() < outputs:
         raise MiniDNNError(
             f"--data {source}: array {_LABELS} is {labels.dtype}{list(labels.shape)}; valid are "
-            f"{count} whole numbers from 0 to {outputs - 1}"
+            f"{count} integers from 0 to {outputs - 1}"
         )

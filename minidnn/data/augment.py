@@ -313,7 +313,7 @@ class ColorJitter:
             x = blend(x, grey(x).mean(axis=(1, 2, 3), keepdims=True), contrast)
         if self.saturation:
             x = blend(x, grey(x), saturation)
-        return _turned(x, hue[:, 0]) if self.hue else x
+        return _with_hue(x, hue[:, 0]) if self.hue else x
 
 
 @dataclass(frozen=True)
@@ -390,7 +390,7 @@ def blend(x: np.ndarray, other: Any, share: Any) -> np.ndarray:
     return mixture
 
 
-def _turned(x: np.ndarray, turn: np.ndarray) -> np.ndarray:
+def _with_hue(x: np.ndarray, turn: np.ndarray) -> np.ndarray:
     """Returns (N, 3, H, W) with the hue shifted by ``turn`` of the circle.
 
     Value and saturation stay.

@@ -245,7 +245,7 @@ class Subset(Dataset):
         is_valid = self.samples.ndim == 1 and self.samples.dtype.kind in "iu" and self.samples.size
         if not is_valid or not 0 <= self.samples.min() <= self.samples.max() < len(whole):
             raise DataError(
-                f"samples={samples!r:.80}; valid are whole numbers from 0 to {len(whole) - 1}"
+                f"samples={samples!r:.80}; valid are integers from 0 to {len(whole) - 1}"
             )
 
     def __len__(self) -> int:

@@ -171,7 +171,7 @@ class Epochs(ABC):
         for name in ("epoch", "position"):
             value = state.get(name)
             if type(value) is not int or value < 0:
-                raise DataError(f"the state has {name}={value!r}; valid are whole numbers from 0")
+                raise DataError(f"the state has {name}={value!r}; valid are integers from 0")
         self._epoch, self._position = state["epoch"], state["position"]
         self._first = self._position
         self._iteration += 1

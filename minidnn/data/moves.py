@@ -54,15 +54,15 @@ class Flipped(BatchMove):
     samples: np.ndarray
     vertical: bool = False
 
-    def _turned(self, x: np.ndarray) -> np.ndarray:
+    def _rotated(self, x: np.ndarray) -> np.ndarray:
         x[self.samples] = np.flip(x[self.samples], -2 if self.vertical else -1)
         return x
 
     def pictures(self, x: np.ndarray) -> np.ndarray:
-        return self._turned(x)
+        return self._rotated(x)
 
     def masks(self, masks: np.ndarray, fill: int) -> np.ndarray:
-        return self._turned(masks.copy())
+        return self._rotated(masks.copy())
 
     def boxes(self, boxes: np.ndarray, sizes: tuple[int, int]) -> np.ndarray:
         flipped = boxes.copy()
@@ -331,7 +331,7 @@ class Masks(Arrays):
         if not fits or self.y.dtype.kind == "f":
             raise DataError(
                 f"x has shape {self.x.shape}, and y {self.y.dtype} {self.y.shape}; valid are (N, "
-                "C, H, W), and whole numbers (N, H, W)"
+                "C, H, W), and integers (N, H, W)"
             )
         self.fill = fill
 

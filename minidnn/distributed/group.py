@@ -64,7 +64,7 @@ class RankGroup(Protocol):
 
 
 #: The groups of this process, by the kind of device.
-_joined: dict[str, RankGroup] = {}
+_groups: dict[str, RankGroup] = {}
 
 
 def connect(device: str | None) -> RankGroup:
@@ -74,10 +74,10 @@ def connect(device: str | None) -> RankGroup:
     variable says which rank this is, the others do not connect, or the library is missing.
     """
     kind = "cuda" if device is not None and device.startswith("cuda") else "cpu"
-    group = _joined.get(kind)
+    group = _groups.get(kind)
     if group is None:
         make = NcclGroup if kind == "cuda" else GlooGroup
-        group = _joined[kind] = make(find_rank())
+        group = _groups[kind] = make(find_rank())
     set_process_group(group)
     return group
 

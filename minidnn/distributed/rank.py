@@ -92,9 +92,7 @@ def find_rank(environment: Mapping[str, str] = os.environ) -> RankInfo:
 def _number(environment: Mapping[str, str], name: str, starter: str) -> int:
     text = environment.get(name)
     if text is None or not re.fullmatch(r"\d{1,9}", text, re.ASCII):
-        raise DistributedError(
-            f"{name}={text!r}, as {starter} says; valid is a whole number from 0"
-        )
+        raise DistributedError(f"{name}={text!r}, as {starter} says; valid is an integer from 0")
     return int(text)
 
 
@@ -251,7 +249,7 @@ class RankWatch:
             threading.Thread(
                 target=self._wait, args=(rank, line), name="minidnn-watch", daemon=True
             ).start()
-        threading.Thread(target=self._breathe, name="minidnn-alive", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name="minidnn-alive", daemon=True).start()
         self._hook = sys.excepthook
         sys.excepthook = self._raised
         atexit.register(self.leave)
@@ -368,7 +366,7 @@ class RankWatch:
             self._fail({"rank": self.place.rank, "failed": _LEFT.format(rank=gone)})
         return other == rank
 
-    def _breathe(self) -> None:
+    def _send_heartbeats(self) -> None:
         """Sends signs of life, in a thread."""
         while not self._leaving.wait(ALIVE_SECONDS):
             self._tell({"alive": True})

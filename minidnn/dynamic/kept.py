@@ -119,7 +119,7 @@ class ProgramCache:
         self.base: Key | None = None
         self.dropped = 0
         self._programs: dict[Key, CachedProgram] = {}
-        self._asked: dict[Key, float] = {}
+        self._requests: dict[Key, float] = {}
         self._is_full = most == 1
 
     def __iter__(self) -> Iterator[tuple[Key, CachedProgram]]:
@@ -136,11 +136,11 @@ class ProgramCache:
         """Adds a program, and evicts others until the limits hold; the new one always stays."""
         for each in self._programs.values():
             each.age()
-        self._asked = {each: count / 2 for each, count in self._asked.items()}
+        self._requests = {each: count / 2 for each, count in self._requests.items()}
         if (old := self._programs.pop(key, None)) is not None:
             program.calls, program.in_parts = old.calls, old.in_parts
             program.age()
-        program.score = max(program.use, self._asked.pop(key, 0.0))
+        program.score = max(program.use, self._requests.pop(key, 0.0))
         self._programs[key] = program
         while self._is_too_much() and (victim := self._least(key)) is not None:
             self._programs.pop(victim)
@@ -177,16 +177,18 @@ class ProgramCache:
 
     def ask(self, key: Key) -> None:
         """Counts a call of sizes for which there is no program."""
-        self._asked[key] = self._asked.get(key, 0) + 1
-        if len(self._asked) > _COUNTED:
-            self._asked = {each: count / 2 for each, count in self._asked.items() if count > 1}
+        self._requests[key] = self._requests.get(key, 0) + 1
+        if len(self._requests) > _COUNTED:
+            self._requests = {
+                each: count / 2 for each, count in self._requests.items() if count > 1
+            }
 
     def deserves(self, key: Key) -> bool:
         """Whether a program for these sizes is worth making: they were requested at least twice,
         and, if the cache is full, more than twice as often as the program to evict is used."""
         if (program := self._programs.get(key)) is not None:
             return program.any_size and program.calls > 0
-        asked = self._asked.get(key, 0)
+        asked = self._requests.get(key, 0)
         if asked < 2:
             return False
         if not self._is_full:

@@ -177,8 +177,8 @@ def _with_row_count(op: Operator, rows: int) -> Operator:
 #: keeps them independent.
 _Rule = Callable[[Operator, Sequence[Value], Collection[Value]], str | None]
 
-_JOINS = "joins rows"
-_PLACES = "places rows anew"
+_MIXES = "mixes rows"
+_PLACES = "reorders rows"
 _EACH = "has an operand that is another for each row"
 
 
@@ -210,7 +210,7 @@ def _first(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str
 
 
 def _linear(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
-    return _JOINS if given[0].type.rank < 2 else _first(op, given, rows)
+    return _MIXES if given[0].type.rank < 2 else _first(op, given, rows)
 
 
 def _matmul(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
@@ -219,22 +219,22 @@ def _matmul(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> st
     for place, value in enumerate(given):
         if value in rows:
             if value.type.rank != rank or (rank == 2 and place == 1):
-                return _JOINS
+                return _MIXES
         elif value.type.rank == rank > 2 and value.shape[0] != 1:
             return _EACH
         elif rank == 2 and place == 0:
-            return _JOINS
+            return _MIXES
     return None
 
 
 def _layer_norm(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
     assert isinstance(op, ops.LayerNorm)
-    return _JOINS if op.axes >= given[0].type.rank else _first(op, given, rows)
+    return _MIXES if op.axes >= given[0].type.rank else _first(op, given, rows)
 
 
 def _concat(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
     assert isinstance(op, ops.Concat)
-    return _JOINS if op.axis % given[0].type.rank == 0 else _all(op, given, rows)
+    return _MIXES if op.axis % given[0].type.rank == 0 else _all(op, given, rows)
 
 
 def _gather(op: Operator, given: Sequence[Value], rows: Collection[Value]) -> str | None:
@@ -264,13 +264,13 @@ _RULES: tuple[tuple[type | tuple[type, ...], _Rule], ...] = (
     (ops.MatMul, _matmul),
     (
         (ops.Softmax, ops.LogSoftmax, ops.ArgMax),
-        _if(lambda op, x: op.dim % x.type.rank != 0, _JOINS),
+        _if(lambda op, x: op.dim % x.type.rank != 0, _MIXES),
     ),
-    (ops.Reduce, _if(lambda op, x: 0 not in op.dims, _JOINS)),
+    (ops.Reduce, _if(lambda op, x: 0 not in op.dims, _MIXES)),
     (ops.LayerNorm, _layer_norm),
     (ops.Concat, _concat),
-    (ops.Flatten, _if(lambda op, x: op.start_dim % x.type.rank != 0, _JOINS)),
-    (ops.View, _if(lambda op, x: op.shape[:1] == x.shape[:1], _JOINS)),
+    (ops.Flatten, _if(lambda op, x: op.start_dim % x.type.rank != 0, _MIXES)),
+    (ops.View, _if(lambda op, x: op.shape[:1] == x.shape[:1], _MIXES)),
     (ops.Transpose, _if(lambda op, x: op.dims[0] == 0, _PLACES)),
     (
         ops.Slice,

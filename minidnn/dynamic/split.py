@@ -191,7 +191,7 @@ def _on_device(
     outputs = []
     for number, has_rows in enumerate(wise.outputs):
         results = [piece[number] for piece in pieces]
-        outputs.append(_joined(results, parts) if has_rows else results[0])
+        outputs.append(_concatenated(results, parts) if has_rows else results[0])
     return first.packed(outputs)
 
 
@@ -211,7 +211,7 @@ def _targets_on_device(out: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]
     return targets
 
 
-def _joined(results: Sequence[Any], parts: Sequence[BatchPart]) -> Any:
+def _concatenated(results: Sequence[Any], parts: Sequence[BatchPart]) -> Any:
     """The results of all parts, concatenated so that each row is there once."""
     kept, end = [], 0
     for result, part in zip(results, parts, strict=True):

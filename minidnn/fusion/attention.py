@@ -143,7 +143,7 @@ def attention_shape(node: Node, views: Sequence[StridedView]) -> AttentionShape 
         return f"keys have {k.shape[-1]} features and values {v.shape[-1]}"
     of_q, of_k, of_v, of_y = layouts
     if of_q is None or of_k is None or of_v is None or of_y is None:
-        return "features do not follow each other"
+        return "features are not contiguous"
     sizes = q.shape[-2], k.shape[-2], q.shape[-1], q.shape[:-2]
     return AttentionShape(q.dtype, *sizes, of_q, of_k, of_v, of_y, node.op.scale)
 
@@ -159,7 +159,7 @@ def gradient_shape(node: Node, views: Sequence[StridedView]) -> AttentionGradien
         return attention
     of_g, dq, dk, dv = (_lines(view) for view in (g, *gradients))
     if of_g is None or dq is None or dk is None or dv is None:
-        return "features of gradients do not follow each other"
+        return "features of gradients are not contiguous"
     return AttentionGradientShape(attention, of_g, dq, dk, dv)
 
 

@@ -268,7 +268,7 @@ def _is_written_out(window: Window) -> bool:
 def peak_live_planes(steps: Sequence[Step], buffered: Iterable[Value]) -> int:
     """Returns how many planes are kept between steps at once, where a result may replace what it is
     computed from."""
-    return max(1, *_held(steps, dict.fromkeys(buffered, 1), 0))
+    return max(1, *_held_elements(steps, dict.fromkeys(buffered, 1), 0))
 
 
 def window_temporaries(steps: Sequence[Step], inputs: Iterable[Value]) -> int:
@@ -284,10 +284,12 @@ def window_temporaries(steps: Sequence[Step], inputs: Iterable[Value]) -> int:
 
 def peak(steps: Sequence[Step], sizes: Mapping[Value, int]) -> int:
     """The most that values in buffers take at once, in the unit of ``sizes``."""
-    return max(0, *_held(steps, sizes, 1))
+    return max(0, *_held_elements(steps, sizes, 1))
 
 
-def _held(steps: Sequence[Step], sizes: Mapping[Value, int], last: Literal[0, 1]) -> list[int]:
+def _held_elements(
+    steps: Sequence[Step], sizes: Mapping[Value, int], last: Literal[0, 1]
+) -> list[int]:
     """What values take before the first step and during each; during the step that reads a value
     last it still counts (``last`` is 1) or not (0)."""
     changes = [0] * (len(steps) + 2)

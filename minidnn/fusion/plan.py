@@ -166,7 +166,7 @@ class KernelPlan:
             for segment, operations in enumerate(step.segments):
                 for o in operations:
                     operands = ", ".join([*(f"p{i}" for i in o.operands)])
-                    what = f"{o.window.join} window" if o.window else f"{len(o.code)} lines"
+                    what = f"{o.window.reduction} window" if o.window else f"{len(o.code)} lines"
                     lines.append(f"    [{segment}] p{o.result} = {what} of {operands}")
         return "\n".join(lines)
 

@@ -35,7 +35,7 @@ def _check(sequence: Part, schedule: Schedule) -> None:
     whole = sequence.anchor.type.plane[2:]
     if min(schedule.rows, schedule.columns, schedule.strips) < 1:
         raise GraphError(f"schedule {schedule}: rows, columns and strips must be at least 1")
-    if sequence.is_whole and (schedule.rows < whole[0] or schedule.columns < whole[1]):
+    if sequence.needs_whole_plane and (schedule.rows < whole[0] or schedule.columns < whole[1]):
         raise GraphError(
             f"schedule {schedule}: strides of this sequence do not agree, so that its patch must "
             f"be the whole plane, {whole[0]}x{whole[1]}"
@@ -146,7 +146,7 @@ class _Builder:
             if place <= begin and end <= place + value.type.plane[1]:
                 return PlanOperation(result, (number,), code=linearize(argument(0)))
             place += value.type.plane[1]
-        raise AssertionError("segments are cut at the edges of a join's operands")
+        raise AssertionError("segments are cut at the edges of a concatenation's operands")
 
     def _planes(self) -> tuple[Plane, ...]:
         rows, columns = self.sequence.extents
@@ -195,19 +195,19 @@ class _Builder:
         over = self.sequence.overwritten if self.schedule.in_place else {}
         shifts: dict[int, int] = {}
         storages: dict[int, list[int]] = {}
-        home: dict[int, int] = {}
+        root: dict[int, int] = {}
         windows = {s.operations[0].operands[0]: s.operations[0].window for s in self.sequence.steps}
         for value in self.sequence.buffered:
             number = self.numbers[value]
             below = over.get(value)
             if below is None:
-                home[number], shifts[number] = number, 0
+                root[number], shifts[number] = number, 0
             else:
                 source, window = self.numbers[below], windows[below]
                 assert window is not None
-                home[number] = home[source]
+                root[number] = root[source]
                 shifts[number] = shifts[source] - window.rows.padding[0]
-            storages.setdefault(home[number], []).append(number)
+            storages.setdefault(root[number], []).append(number)
         heights = _rows_held(plan, list(storages.values()), shifts)
         planes = list(plan.planes)
         columns = plan.patches(1)
@@ -246,24 +246,24 @@ class _Follower:
         self.storages = storages
         self.shifts = shifts
         self.held = [1] * len(storages)
-        home = {number: i for i, members in enumerate(storages) for number in members}
+        root = {number: i for i, members in enumerate(storages) for number in members}
         #: For each plane the steps that read it, once for each operation there with its window.
-        self.readers: dict[int, list[tuple[int, Window | None]]] = {number: [] for number in home}
+        self.readers: dict[int, list[tuple[int, Window | None]]] = {number: [] for number in root}
         #: For each step the planes that it writes, and the storages that it touches.
         self.results: list[list[int]] = []
         self.touched: list[list[int]] = []
         for i, step in enumerate(plan.steps):
             operations = step.operations
             computed = {o.result for o in operations}
-            results = [number for number in home if number in computed]
+            results = [number for number in root if number in computed]
             reads = [
-                r for o in operations for r in o.reads if r[0] in home and r[0] not in computed
+                r for o in operations for r in o.reads if r[0] in root and r[0] not in computed
             ]
             for number, window in reads:
                 self.readers[number].append((i, window))
             self.results.append(results)
             touched = (*results, *(number for number, _ in reads))
-            self.touched.append(list(dict.fromkeys(home[number] for number in touched)))
+            self.touched.append(list(dict.fromkeys(root[number] for number in touched)))
 
     def follow(self, task: list[tuple[int, int, bool]]) -> None:
         """Follows a task; ``task`` is its own patches."""

@@ -60,7 +60,7 @@ class _MatrixSteps:
     offset: int = 0
 
     @property
-    def turned(self) -> _MatrixSteps:
+    def transposed(self) -> _MatrixSteps:
         """The strides of the transposed matrices."""
         return replace(self, rows=self.columns, columns=self.rows)
 
@@ -125,7 +125,7 @@ def _product_of(node: Node) -> tuple[BatchedProduct, tuple[Value, Value]]:
     dtypes = matmul.inputs[0].dtype, node.output.dtype
     shape = BatchedProduct(*dtypes, rows, columns, inner, batch, of_a, of_b, y, factor)
     if shape.y.columns > 1:
-        of_a, of_b, y = shape.b.turned, shape.a.turned, shape.y.turned
+        of_a, of_b, y = shape.b.transposed, shape.a.transposed, shape.y.transposed
         shape = replace(shape, rows=columns, columns=rows, a=of_a, b=of_b, y=y)
         a, b = b, a
     return shape, (a, b)

@@ -174,7 +174,7 @@ class Sequence:
         }
 
     @cached_property
-    def is_whole(self) -> bool:
+    def needs_whole_plane(self) -> bool:
         """Whether only whole planes can be patches."""
         return any(e.scale == 0 for extents in self.owned.values() for e in extents)
 
@@ -367,7 +367,8 @@ class Sequence:
                 continue
             results = [o.output for o in step.operations if o.output in buffered]
             if results and all(
-                o.window is None or o.window.join == window.join for o in readers[results[0]]
+                o.window is None or o.window.reduction == window.reduction
+                for o in readers[results[0]]
             ):
                 below[results[0]] = source
         return below
@@ -421,7 +422,7 @@ class Sequence:
         yield whole
         # Of planes that stay in registers only edges are moved: no patches of them are cheaper.
         kept = self._kept_bytes(whole, device) is not None
-        if self.is_whole or (kept and self.batch * self.channels >= 2 * device.workers):
+        if self.needs_whole_plane or (kept and self.batch * self.channels >= 2 * device.workers):
             return
         sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if size < max(rows, columns)]
         for size in sizes:

@@ -28,7 +28,7 @@ def why_not_fusable(node: Node) -> str | None:
     if isinstance(op, Concat):
         rank = node.output.type.rank
         if op.axis % max(rank, 1) != 1:
-            return f"it joins along axis {op.axis}, not along channels"
+            return f"it concatenates along axis {op.axis}, not along channels"
         return None
     if not isinstance(op, Elementwise):
         return f"{op.name} is a {op.kind} operator"
@@ -142,7 +142,7 @@ class _Group:
         #: The dtypes that concatenations and windows read or give.
         self.moved = {v.dtype for v in (*node.inputs, *node.outputs)} if moves else set[str]()
         self.batches = {value.shape[:1] for value in node.outputs}
-        self.joins = isinstance(node.op, Concat)
+        self.has_concat = isinstance(node.op, Concat)
         self.values = set(node.outputs)
         self.broadcast = {
             value
@@ -159,7 +159,7 @@ class _Group:
         self.mixes |= other.mixes
         self.moved |= other.moved
         self.batches |= other.batches
-        self.joins |= other.joins
+        self.has_concat |= other.has_concat
         self.values |= other.values
         self.broadcast |= other.broadcast
 
@@ -396,7 +396,7 @@ def _try_join(groups: Groups, producer: Node, node: Node, value: Value) -> None:
         return
     if len(first.batches | second.batches) > 1 or not _compute_alike(first, second):
         return
-    if first.joins or second.joins:
+    if first.has_concat or second.has_concat:
         both = groups.nodes_of(producer) + groups.nodes_of(node)
         if channel_frame(both) is None:
             return

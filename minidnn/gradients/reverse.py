@@ -168,7 +168,7 @@ def _walk(
         if node in sliced:
             # All gradients of slices are there once the walk has come to the first slice.
             if node is min(sliced[node].nodes, key=graph.position.__getitem__):
-                _join(sliced[node], accumulated, dependent & reached, recording)
+                _add_slice_gradients(sliced[node], accumulated, dependent & reached, recording)
             continue
         gradients = tuple(accumulated.get(output) for output in node.outputs)
         wanted = tuple(value in dependent and value in reached for value in node.inputs)
@@ -188,7 +188,7 @@ def _walk(
     return [accumulated[v] if v in accumulated else recording.filled(v.type, 0.0) for v in of]
 
 
-def _join(
+def _add_slice_gradients(
     sliced: _CoveredValue, gradients: dict[Value, Value], wanted: set[Value], recording: _Recording
 ) -> None:
     """Adds the concatenated gradients of the slices that cover a value to its gradient."""

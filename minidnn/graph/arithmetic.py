@@ -361,7 +361,7 @@ class Arithmetic(Symbolic):
     @_as_numpy
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """The index of the smallest element along an axis."""
-        return functions.argmax(self, axis, keepdims=keepdims, turned=True)
+        return functions.argmax(self, axis, keepdims=keepdims, smallest=True)
 
     def clip(self, min: Any = None, max: Any = None) -> Any:
         """Elements clamped to at least ``min`` and at most ``max``, where these are given."""

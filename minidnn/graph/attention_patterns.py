@@ -50,7 +50,7 @@ def compose_attention(graph: Graph, kept: Collection[Value] = ()) -> tuple[Graph
         q, k, v = map(rewriter.value, attention.operands)
         if attention.is_turned:
             name = rewriter.fresh(f"{node.name}.keys")
-            k = rewriter.add(_turn(k), [k], name, node.source).output
+            k = rewriter.add(_transpose(k), [k], name, node.source).output
         fused = rewriter.add(ops.Attention(attention.scale), [q, k, v], node.name, node.source)
         rewriter.replace(node.output, fused.outputs[0])
     return rewriter.finish(), rewriter.value
@@ -169,22 +169,24 @@ class AttentionNodes:
             scaled, keys_t, scores = self._scores(q, k, scale)
             weights = self._compute(exp(_X - _Y), scores, logs)
         narrow_weights = self._narrow(weights, v)
-        by_weights = self._wide(self._add(ops.MatMul(), g, self._add(_turn(v), v)))
-        by_values = self._add(ops.MatMul(), self._add(_turn(narrow_weights), narrow_weights), g)
+        by_weights = self._wide(self._add(ops.MatMul(), g, self._add(_transpose(v), v)))
+        by_values = self._add(
+            ops.MatMul(), self._add(_transpose(narrow_weights), narrow_weights), g
+        )
         products = self._compute(_X * _Y, by_weights, weights)
         last = (products.type.rank - 1,)
         row_sum = self._add(ops.Reduce("sum", last, keepdim=True), products)
         centred = self._compute(_X - _Y, by_weights, row_sum)
         by_scores = self._narrow(self._compute(_X * _Y, centred, weights), v)
-        by_scaled = self._add(ops.MatMul(), by_scores, self._add(_turn(keys_t), keys_t))
-        by_keys_t = self._add(ops.MatMul(), self._add(_turn(scaled), scaled), by_scores)
+        by_scaled = self._add(ops.MatMul(), by_scores, self._add(_transpose(keys_t), keys_t))
+        by_keys_t = self._add(ops.MatMul(), self._add(_transpose(scaled), scaled), by_scores)
         by_queries = self._add(_scaling(scale), by_scaled)
-        return [by_queries, self._add(_turn(by_keys_t), by_keys_t), by_values]
+        return [by_queries, self._add(_transpose(by_keys_t), by_keys_t), by_values]
 
     def _scores(self, q: Value, k: Value, scale: float) -> tuple[Value, Value, Value]:
         """The scaled queries, transposed keys, and their product, at least in float32."""
         scaled = self._add(_scaling(scale), q)
-        keys_t = self._add(_turn(k), k)
+        keys_t = self._add(_transpose(k), k)
         return scaled, keys_t, self._wide(self._add(ops.MatMul(), scaled, keys_t))
 
     def _add(self, op: Operator, *operands: Value) -> Value:
@@ -217,13 +219,13 @@ def _scaling(scale: float) -> Operator:
     return ops.Formula(argument(0) * scale, title="Scale")
 
 
-def _turn(value: Value) -> Operator:
+def _transpose(value: Value) -> Operator:
     rank = value.type.rank
     return ops.Transpose((*range(rank - 2), rank - 1, rank - 2))
 
 
 def _is_transpose(node: Node) -> bool:
-    return isinstance(node.op, ops.Transpose) and node.op == _turn(node.output)
+    return isinstance(node.op, ops.Transpose) and node.op == _transpose(node.output)
 
 
 @dataclass(frozen=True)

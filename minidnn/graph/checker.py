@@ -70,7 +70,7 @@ def _inputs_are_inputs(graph: Graph) -> Iterator[str]:
         if value.producer is not None or isinstance(value, Stored):
             yield f"the graph's input {value!r} is computed, a constant or a state"
     if len(set(graph.inputs)) != len(graph.inputs):
-        yield "an input stands twice"
+        yield "an input is listed twice"
     if graph.output_names is not None and len(graph.output_names) != len(graph.outputs):
         yield f"{len(graph.output_names)} output names for {len(graph.outputs)} outputs"
 

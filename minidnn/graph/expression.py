@@ -261,7 +261,7 @@ def where(condition: Expression, a: Operand, b: Operand) -> Expression:
 
 
 def floor(x: Operand) -> Expression:
-    """The largest whole number that is at most ``x``.
+    """The largest integer that is at most ``x``.
 
     >>> layer = Elementwise(lambda x: x - scalar.floor(x))
     """
@@ -269,7 +269,7 @@ def floor(x: Operand) -> Expression:
 
 
 def rint(x: Operand) -> Expression:
-    """The whole number nearest to ``x``, of two the even one.
+    """The integer nearest to ``x``, of two the even one.
 
     >>> layer = Elementwise(lambda x: scalar.rint(8 * x) / 8)
     """

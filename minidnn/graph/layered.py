@@ -354,12 +354,12 @@ _GUTTER, _COLUMN_LANE, _COLUMN_GAP, _ROUND = 40.0, 6.0, 26.0, 5.0
 _SLACK = 0.3
 
 
-def folded(items: Sequence[Item], join: Callable[[list[Item]], Item]) -> Item:
+def folded(items: Sequence[Item], arrange_column: Callable[[list[Item]], Item]) -> Item:
     """Draws items, in topological order, in as many columns as give a good aspect ratio.
 
-    ``join`` arranges the items of one column and draws the lines between them.
+    ``arrange_column`` arranges the items of one column and draws the lines between them.
     """
-    single_column = join(list(items))
+    single_column = arrange_column(list(items))
     count = max(1, round(sqrt(_SHAPE * single_column.height / (single_column.width + _GUTTER))))
     if count == 1 or single_column.height < _SHORT:
         return single_column
@@ -370,7 +370,7 @@ def folded(items: Sequence[Item], join: Callable[[list[Item]], Item]) -> Item:
     for start, stop in zip([0, *cuts], [*cuts, len(items)], strict=True):
         entries = [Port(8, 0, [], gives={v: 0.0}, value=v) for v in _crossing(items, start)]
         exits = [Port(8, 0, [], reads={v: 0.0}, value=v) for v in _crossing(items, stop)]
-        columns.append(join([*entries, *items[start:stop], *exits]))
+        columns.append(arrange_column([*entries, *items[start:stop], *exits]))
     return _side_by_side(columns)
 
 

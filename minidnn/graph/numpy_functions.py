@@ -77,15 +77,15 @@ def _power(a: Expression, b: Expression) -> Expression:
     return a * a if is_square else _pow(a, b)
 
 
-def _logical(title: str, join: Body) -> Callable[..., Any]:
+def _logical(title: str, body: Body) -> Callable[..., Any]:
     def function(*operands: Any) -> Any:
-        return pointwise(title, join, *(_truth(each) for each in operands), dtype="bool")
+        return pointwise(title, body, *(_truth(each) for each in operands), dtype="bool")
 
     return function
 
 
-def _bitwise(title: str, join: Body) -> Callable[..., Any]:
-    logical = _logical(title, join)
+def _bitwise(title: str, body: Body) -> Callable[..., Any]:
+    logical = _logical(title, body)
 
     def function(*operands: Any) -> Any:
         for each in operands:

@@ -287,7 +287,7 @@ class Windowed(Operator):
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         window, names = self.window(), self.operand_names
         x, *others = self.operands(inputs)
-        if not (x.dtype in INT8_DTYPES and window.chooses and window.join == "max"):
+        if not (x.dtype in INT8_DTYPES and window.chooses and window.reduction == "max"):
             self.require_float(*inputs)
         self.require_rank("input", x, 4)
         batch, channels, *extent = x.shape
@@ -347,13 +347,13 @@ class Contraction(Operator):
                 raise self.fail(f"zero={self.zero!r}; valid is 0 where the input has fractions")
             if self.dtype is not None and not (half and self.dtype == "float32"):
                 raise self.fail(
-                    f"dtype={self.dtype!r}; valid are None and, beside halves, 'float32'"
+                    f"dtype={self.dtype!r}; valid are None and, of float16 and bfloat16, 'float32'"
                 )
             return self.dtype or inputs[0].dtype
         dtypes = [value.dtype for value in inputs]
         self.require(
             self.dtype is None,
-            f"dtype={self.dtype!r}; valid is None: sums of whole numbers are int32",
+            f"dtype={self.dtype!r}; valid is None: sums of integers are int32",
         )
         self.require(
             dtypes[2:] in ([], ["int32"]),

@@ -119,7 +119,7 @@ class _Drawing:
             for value in item.gives:
                 items += last.pop(value, [])
         items += [*waiting.values(), *(pill for pills in last.values() for pill in pills)]
-        return folded(items, _joined)
+        return folded(items, _arranged)
 
     def scope(self, graph: Graph, nodes: Sequence[Node]) -> Item:
         """The nodes of a group or of a body, with the graph's inputs and outputs as ports."""
@@ -130,7 +130,7 @@ class _Drawing:
             for v in graph.outputs
             if not isinstance(v, Constant)
         ]
-        return _joined(items)
+        return _arranged(items)
 
     def node(self, node: Node) -> Item:
         """The box of a node, or the outline of a region that contains regions."""
@@ -297,7 +297,7 @@ def _order(nodes: Sequence[Node], groups: Mapping[Node, str]) -> list[list[Node]
     return [units[key] for key in ready] if len(ready) == len(units) else None
 
 
-def _joined(items: list[Item]) -> Item:
+def _arranged(items: list[Item]) -> Item:
     """Arranges items, and draws the edges between them; the ports become those of the result."""
     source = {value: i for i, item in enumerate(items) for value in item.gives}
     edges = [
@@ -328,28 +328,28 @@ def _by_value(edges: list[tuple[int, int, Value]]) -> dict[Value, list[int]]:
 
 
 def _edge(
-    value: Value, source: int, targets: list[int], items: list[Item], placed: Arrangement
+    value: Value, source: int, targets: list[int], items: list[Item], arrangement: Arrangement
 ) -> list[str]:
     """The lines of a value: one trunk through its lanes, and a branch to each reader."""
-    bands, rank = placed.bands, placed.rank
-    x = placed.x[source] + items[source].gives[value]
-    bottom = placed.top[source] + items[source].height
+    bands, rank = arrangement.bands, arrangement.rank
+    x = arrangement.x[source] + items[source].gives[value]
+    bottom = arrangement.top[source] + items[source].height
     stops = [(x, bottom, bands[rank[source]][1])]
-    for i, lane in enumerate(placed.lanes.get(value, ())):
+    for i, lane in enumerate(arrangement.lanes.get(value, ())):
         stops.append((lane, *bands[rank[source] + 1 + i]))
     lines = []
     title = f"<title>{value_title(value)}</title>"
     if len(stops) > 1:
         path = f"M{px(x)},{px(bottom)}"
         for before, after in pairwise(stops):
-            path += _bend(before, after)
+            path += _curve(before, after)
         lines.append(f'<path d="{path} V{px(stops[-1][2])}" {LINE}>{title}</path>')
     for target in targets:
         start = stops[rank[target] - rank[source] - 1]
-        arrival = _arrival(value, target, items, placed, start[0])
-        end = (arrival, bands[rank[target]][0], placed.top[target])
+        arrival = _arrival(value, target, items, arrangement, start[0])
+        end = (arrival, bands[rank[target]][0], arrangement.top[target])
         path = f"M{px(start[0])},{px(start[1] if len(stops) == 1 else start[2])}"
-        path += _bend(start, end)
+        path += _curve(start, end)
         if end[2] > end[1] + 0.1:  # a last line without length would turn the arrow
             path += f" V{px(end[2])}"
         arrow = ' marker-end="url(#arrow)"' if items[target].reads[value] is None else ""
@@ -357,7 +357,7 @@ def _edge(
     return lines
 
 
-def _bend(before: tuple[float, float, float], after: tuple[float, float, float]) -> str:
+def _curve(before: tuple[float, float, float], after: tuple[float, float, float]) -> str:
     """The path from the bottom of one stop (x, top, bottom) to the top of the next."""
     (x0, _, y0), (x1, y1, _) = before, after
     if abs(x0 - x1) < 0.5:
@@ -367,16 +367,16 @@ def _bend(before: tuple[float, float, float], after: tuple[float, float, float])
 
 
 def _arrival(
-    value: Value, target: int, items: list[Item], placed: Arrangement, start: float
+    value: Value, target: int, items: list[Item], arrangement: Arrangement, start: float
 ) -> float:
     """The x at which an edge ends on a reader's upper side: at its port, or below its start."""
     item = items[target]
     port = item.reads[value]
     if port is not None:
-        return placed.x[target] + port
+        return arrangement.x[target] + port
     room = item.width / 2 - 14
-    offset = min(max(start - placed.x[target], -room), room)
-    return placed.x[target] + (offset if len(item.reads) > 1 else 0.0)
+    offset = min(max(start - arrangement.x[target], -room), room)
+    return arrangement.x[target] + (offset if len(item.reads) > 1 else 0.0)
 
 
 def _input_pill(value: Value) -> Item:

@@ -340,8 +340,9 @@ def _is_frozen(kind: type) -> bool:
 
 
 @cache
-def fields_of(kind: Any) -> dict[str, tuple[Codec, bool]]:
-    """For each field of a dataclass by name: its codec, and whether it is required."""
+def fields_of(kind: Any) -> dict[str, tuple[Codec, bool, str]]:
+    """For each field of a dataclass by its name in files: its codec, whether it is required, and
+    its attribute.  A field that was renamed has ``metadata={"saved": former name}``."""
     try:
         hints = typing.get_type_hints(kind)
     except NameError:  # Graph may be imported for type checkers only
@@ -352,9 +353,11 @@ def fields_of(kind: Any) -> dict[str, tuple[Codec, bool]]:
             missing = dataclasses.MISSING
             required = field.default is missing and field.default_factory is missing
             try:
-                fields[field.name] = (codec_for(hints[field.name]), required)
+                codec = codec_for(hints[field.name])
             except GraphError as error:
                 raise GraphError(f"{kind.__name__}.{field.name}: {error}") from None
+            saved = field.metadata.get("saved", field.name)
+            fields[saved] = (codec, required, field.name)
     return fields
 
 
@@ -362,9 +365,9 @@ def write_fields(value: Any, write_graph: WriteGraph) -> dict[str, Any]:
     """The fields of a dataclass instance as a JSON object."""
     written = {}
     kind: Any = type(value)
-    for name, (codec, _) in fields_of(kind).items():
+    for name, (codec, _, attribute) in fields_of(kind).items():
         try:
-            written[name] = codec.write(getattr(value, name), write_graph)
+            written[name] = codec.write(getattr(value, attribute), write_graph)
         except GraphError as error:
             raise GraphError(f"{name}: {error}") from None
     return written
@@ -385,10 +388,11 @@ def read_fields(kind: type, data: Any, read_graph: ReadGraph) -> Any:
         if name not in known:
             raise GraphError(f"unknown field {brief(name)}; valid are: {names}")
         try:
-            arguments[name] = known[name][0].read(item, read_graph)
+            codec, _, attribute = known[name]
+            arguments[attribute] = codec.read(item, read_graph)
         except GraphError as error:
             raise GraphError(f"{name}: {error}") from None
-    for name, (codec, required) in known.items():
+    for name, (codec, required, _) in known.items():
         if required and name not in data:
             raise GraphError(f"{name} is missing; valid is {codec.valid}")
     try:

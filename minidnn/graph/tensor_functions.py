@@ -70,12 +70,14 @@ def deviation(x: Any, axis: Axes = None, *, ddof: int = 0, keepdims: bool = Fals
 
 
 @described("ArgMax")
-def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False, turned: bool = False) -> Any:
-    """The index (int64) of the largest element, or of the smallest if ``turned``."""
+def argmax(
+    x: Any, axis: int | None = None, *, keepdims: bool = False, smallest: bool = False
+) -> Any:
+    """The index (int64) of the largest element, or of the smallest if ``smallest``."""
     if axis is not None and not _is_int(axis):
         raise GraphError(f"axis={axis!r:.80}; valid is one axis, or None for all elements")
     _check_keepdims(keepdims)
-    if turned:
+    if smallest:
         is_integer = x.dtype not in FLOATS  # -a of the least integer overflows, -1 - a does not
         x = pointwise("Turned", lambda a: -1 - a if is_integer else -a, x)
     if axis is None:
@@ -157,11 +159,11 @@ def broadcast_to(x: Any, shape: Sequence[int]) -> Any:
 
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
     """Tensors and arrays, concatenated along an existing axis."""
-    return _joined(*arrays, axis=axis)
+    return _concatenated(*arrays, axis=axis)
 
 
 @described("Concat")
-def _joined(*values: Any, axis: int) -> Any:
+def _concatenated(*values: Any, axis: int) -> Any:
     owner = next(value for value in values if isinstance(value, Symbolic))
     tensors = [v if isinstance(v, Symbolic) else _constant(owner, v) for v in values]
     return owner._record(ops.Concat(axis), *tensors)
@@ -278,7 +280,7 @@ _BY_NAME: dict[str, Callable[..., Any]] = {
     "std": deviation,
     "argmax": argmax,
     "argmin": lambda a, axis=None, *, keepdims=False: argmax(
-        a, axis, keepdims=keepdims, turned=True
+        a, axis, keepdims=keepdims, smallest=True
     ),
     "reshape": reshape,
     "ravel": flatten,

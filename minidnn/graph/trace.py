@@ -216,7 +216,7 @@ def apply_or_compute(op: Operator, *operands: Value) -> Value:
 
     Example::
 
-        turned = apply_or_compute(ops.Transpose((1, 0)), weight)
+        transposed = apply_or_compute(ops.Transpose((1, 0)), weight)
     """
     known = [value for value in operands if isinstance(value, Constant)]
     if len(known) < len(operands):

@@ -10,7 +10,7 @@ for the interpreter.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -182,16 +182,16 @@ class Window:
     Of its operands, the first ``under`` are read at the window's elements, and the other ``here``
     are read at the output's own position.  ``tap`` is what one tap contributes, over these operands
     and, as last argument, the tap's number (row by row from 0).  Taps outside of the image
-    contribute the identity of ``join``, the reduction.  Each row of taps is reduced, then the
-    results of the rows, in the order of :func:`combine_taps`, which fixes the rounding of a sum and
-    keeps its error small.  ``finish`` is the result, over the reduced number and the number of taps
-    that count: ``divisor``, or the taps inside the padded image (``count_padding=True``), or those
+    contribute the identity of ``reduction``.  Each row of taps is reduced, then the results of the
+    rows, in the order of :func:`combine_taps`, which fixes the rounding of a sum and keeps its
+    error small.  ``finish`` is the result, over the reduced number and the number of taps that
+    count: ``divisor``, or the taps inside the padded image (``count_padding=True``), or those
     inside the image itself.
     """
 
     rows: Axis
     columns: Axis
-    join: CombinerName
+    reduction: CombinerName = field(metadata={"saved": "join"})
     tap: Expression = ITSELF
     finish: Expression = ITSELF
     under: int = 1
@@ -217,7 +217,7 @@ class Window:
     @property
     def combiner(self) -> Combiner:
         """The operation that reduces the taps."""
-        return COMBINERS[self.join]
+        return COMBINERS[self.reduction]
 
     @property
     def is_long(self) -> bool:
@@ -245,7 +245,7 @@ class Window:
     def averages(self) -> bool:
         """Whether the result is the sum of the elements under the window divided by the number of
         taps that count, as in average pooling."""
-        return self.is_plain and self.join == "sum" and self.finish == MEAN
+        return self.is_plain and self.reduction == "sum" and self.finish == MEAN
 
     @property
     def separable(self) -> bool:
@@ -375,7 +375,7 @@ def pool(window: Window, *operands: np.ndarray) -> np.ndarray:
     return result.astype(x.dtype, copy=False)
 
 
-def combine_taps(join: Combiner, taps: np.ndarray) -> np.ndarray:
+def combine_taps(combiner: Combiner, taps: np.ndarray) -> np.ndarray:
     """Reduces the taps along the last axis, in the order that every device follows.
 
     Up to 16 taps are reduced from left to right.  If there are more, each block of up to 256 taps
@@ -385,19 +385,19 @@ def combine_taps(join: Combiner, taps: np.ndarray) -> np.ndarray:
     however long an axis is, and vectors of 4, 8 or 16 lanes give the same bits.
     """
     count = taps.shape[-1]
-    if count > LONG and not join.chooses:
+    if count > LONG and not combiner.chooses:
         steps = min(LONG, -(-count // LONG))
-        padded = _padded_to(join, taps, steps * LONG)
+        padded = _padded_to(combiner, taps, steps * LONG)
         lanes = padded.reshape(*taps.shape[:-1], -1, steps, LONG)
-        lane_results = _one_by_one(join, np.swapaxes(lanes, -1, -2))
+        lane_results = _one_by_one(combiner, np.swapaxes(lanes, -1, -2))
         while lane_results.shape[-1] > 1:
             half = lane_results.shape[-1] // 2
-            lane_results = join(lane_results[..., :half], lane_results[..., half:])
+            lane_results = combiner(lane_results[..., :half], lane_results[..., half:])
         taps = lane_results[..., 0]
-    while taps.shape[-1] > LONG and not join.chooses:
-        grouped = _padded_to(join, taps, LONG).reshape(*taps.shape[:-1], -1, LONG)
-        taps = _one_by_one(join, grouped)
-    return _one_by_one(join, taps)
+    while taps.shape[-1] > LONG and not combiner.chooses:
+        grouped = _padded_to(combiner, taps, LONG).reshape(*taps.shape[:-1], -1, LONG)
+        taps = _one_by_one(combiner, grouped)
+    return _one_by_one(combiner, taps)
 
 
 def sum_taps(taps: np.ndarray) -> np.ndarray:
@@ -405,17 +405,17 @@ def sum_taps(taps: np.ndarray) -> np.ndarray:
     return combine_taps(COMBINERS["sum"], taps)
 
 
-def _one_by_one(join: Combiner, taps: np.ndarray) -> np.ndarray:
-    total = np.full(taps.shape[:-1], join.identity, taps.dtype)
+def _one_by_one(combiner: Combiner, taps: np.ndarray) -> np.ndarray:
+    total = np.full(taps.shape[:-1], combiner.identity, taps.dtype)
     for tap in range(taps.shape[-1]):
-        total = join(total, taps[..., tap])
+        total = combiner(total, taps[..., tap])
     return total
 
 
-def _padded_to(join: Combiner, taps: np.ndarray, multiple: int) -> np.ndarray:
+def _padded_to(combiner: Combiner, taps: np.ndarray, multiple: int) -> np.ndarray:
     """The taps with identity elements appended, up to a ``multiple`` of taps."""
     missing = -taps.shape[-1] % multiple
     if not missing:
         return taps
     widths = [(0, 0)] * (taps.ndim - 1) + [(0, missing)]
-    return np.pad(taps, widths, constant_values=join.identity)
+    return np.pad(taps, widths, constant_values=combiner.identity)

@@ -204,7 +204,7 @@ class FoldRange:
     """
 
     name: Expr
-    join: Combiner
+    combiner: Combiner
     count: Expr
     condition: Expr | None
     body: tuple[Statement, ...]

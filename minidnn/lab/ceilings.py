@@ -15,7 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.cuda.contraction.config import AlgorithmConfig, CudaAlgorithm, build, room
+from ..backends.cuda.contraction.config import (
+    AlgorithmConfig,
+    CudaAlgorithm,
+    build,
+    workspace_bytes,
+)
 from ..backends.cuda.contraction.kernel import ContractionKernel
 from ..backends.cuda.contraction.kernel_registry import KERNELS, load_contraction
 from ..backends.cuda.contraction.problem import Addresses, ContractionProblem, contraction_of
@@ -109,12 +114,12 @@ def _measured(
     executables = []
     for choice in kernel.choices(problem, machine):
         core = load_contraction(problem, kernel, choice, machine, load)
-        config = AlgorithmConfig(form, choice, (), room(problem, form, core.workspace))
+        config = AlgorithmConfig(form, choice, (), workspace_bytes(problem, form, core.workspace))
         executables.append(build(problem, config, core, machine, load))
     if not executables:
         return {"why_not": "it has no shape of tiles for these sizes"}
     operand_arrays, expected = arrays(operands)
-    x, w = _laid(problem, shape, operand_arrays)
+    x, w = _laid_out(problem, shape, operand_arrays)
     y = cupy().full(expected.size, float("nan"), problem.y.dtype)
     workspace = cupy().empty(max(one.workspace for one in executables), "uint8")
     addresses = Addresses(x.data.ptr, w.data.ptr, y.data.ptr)
@@ -146,7 +151,9 @@ def _engine_error(
     return float(abs(y.ravel() - expected.ravel()).max() / abs(expected).max())
 
 
-def _laid(problem: ContractionProblem, shape: ConvolutionShape, given: Mapping[str, Any]) -> Any:
+def _laid_out(
+    problem: ContractionProblem, shape: ConvolutionShape, given: Mapping[str, Any]
+) -> Any:
     """The image and the filters in the layout and the dtype of the problem."""
     dtype = problem.x.dtype
     x = given["x"].astype(dtype).reshape(shape.batch, shape.channels, shape.height, shape.width)

@@ -115,7 +115,7 @@ METRICS = (
     ),
     Figure(
         "bank conflicts",
-        "turns of shared memory / turns that as many words need",
+        "wavefronts of shared memory / wavefronts that as many words need",
         "",
         f"{_TURNS} / ({_TURNS} - l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum)",
     ),

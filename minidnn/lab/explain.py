@@ -185,7 +185,7 @@ def _accesses(figures: _Figures, name: str) -> Explanation | None:
         return None
     conflicts, source = figures.best("bank conflicts", "bank_conflicts")
     if name == "load units" and turns["shared"] > turns["global"] and conflicts >= _CONFLICTS:
-        evidence = f"shared memory takes {conflicts:.1f} times the turns that its words need"
+        evidence = f"shared memory takes {conflicts:.1f} times the wavefronts that its words need"
         return Explanation("bank conflicts", evidence, source)
     if turns["shared"] > turns["global"]:
         return None

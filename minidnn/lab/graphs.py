@@ -294,7 +294,7 @@ def graph_chart(
 
 
 def _chart(graph: StudyGraph, title: str, series: dict[str, list[Dot]]) -> Chart:
-    return Chart(title, graph.see, series, graph.x_axis, graph.y_axis, joined=not graph.x)
+    return Chart(title, graph.see, series, graph.x_axis, graph.y_axis, is_line=not graph.x)
 
 
 def draw_graph(graph: StudyGraph, cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:

@@ -101,7 +101,7 @@ def run_once(job: Job) -> Callable[[], object]:
             raise WrongResultError(f"the result is wrong: {wrong}")
         y[:] = np.nan
         if not bool(cupy().isnan(guarded).all()):
-            raise WrongResultError("memory beside the result was written")
+            raise WrongResultError("memory outside the result was written")
         return run
     except _errors() as error:
         raise FaultError(f"the kernel failed: {error}") from error

@@ -149,7 +149,7 @@ _HALF_EPSILON = float(np.finfo(np.float16).eps)
 _OF_TENSOR_CORES = 8
 
 
-def tolerance(shape: Any, halves: Collection[str] = ()) -> float:
+def tolerance(shape: Any, in_float16: Collection[str] = ()) -> float:
     """The largest error of a result that is accepted, relative to its largest element.
 
     It allows two roundings and those of the sum, which add up like steps of a random walk.  A sum
@@ -159,13 +159,15 @@ def tolerance(shape: Any, halves: Collection[str] = ()) -> float:
     A result in float16 is rounded to that dtype, and tensor cores may have truncated its sums
     instead of rounding them, once for every eight products or more: these errors add up linearly.
     """
-    if RESULT in halves:
+    if RESULT in in_float16:
         return _HALF_EPSILON / 2 + _EPSILON * (2 + shape.terms / _OF_TENSOR_CORES)
     return _EPSILON * (2 + sqrt(shape.terms))
 
 
-def draw(names: Sequence[str], shape: Any, halves: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """Draws random operands of a shape, those in ``halves`` in float16; the result is left out."""
+def draw(
+    names: Sequence[str], shape: Any, in_float16: Collection[str] = ()
+) -> dict[str, np.ndarray]:
+    """Draws random operands of a shape, those ``in_float16`` in float16; the result is left out."""
     random = np.random.default_rng(0)
     drawn = {
         name: random.standard_normal(shape.operands[name], np.float32)
@@ -173,7 +175,8 @@ def draw(names: Sequence[str], shape: Any, halves: Collection[str] = ()) -> dict
         if name != RESULT
     }
     return {
-        name: array.astype(np.float16) if name in halves else array for name, array in drawn.items()
+        name: array.astype(np.float16) if name in in_float16 else array
+        for name, array in drawn.items()
     }
 
 
@@ -195,16 +198,16 @@ class OperandFolder:
         self._folder = TemporaryDirectory(prefix="minidnn-lab-")
         self._made: dict[tuple[Any, tuple[str, ...], frozenset[str]], Operands] = {}
 
-    def of(self, names: Sequence[str], shape: Any, halves: Collection[str] = ()) -> Operands:
-        """The operands ``names`` of a step on a shape, of which ``halves`` are in float16."""
+    def of(self, names: Sequence[str], shape: Any, in_float16: Collection[str] = ()) -> Operands:
+        """The operands ``names`` of a step on a shape, of which ``in_float16`` are in float16."""
         inputs = tuple(sorted(name for name in names if name != RESULT))
-        key = (shape, inputs, frozenset(halves))
+        key = (shape, inputs, frozenset(in_float16))
         if key not in self._made:
-            operands = draw(inputs, shape, halves)
+            operands = draw(inputs, shape, in_float16)
             expected = self._ladder.reference(shape, operands).astype(np.float32)
             files = {name: self._save(name, array) for name, array in operands.items()}
             expected_file = self._save(RESULT, expected)
-            self._made[key] = Operands(files, expected_file, tolerance(shape, halves))
+            self._made[key] = Operands(files, expected_file, tolerance(shape, in_float16))
         return self._made[key]
 
     def _save(self, name: str, array: np.ndarray) -> Path:

@@ -48,7 +48,7 @@ class LadderStep:
     helps: tuple[str, ...] = ()
 
     @cached_property
-    def halves(self) -> frozenset[str]:
+    def float16_operands(self) -> frozenset[str]:
         """The operands that are stored in float16."""
         return frozenset()
 

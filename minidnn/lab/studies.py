@@ -113,7 +113,7 @@ def job(point: Point, shape: Any, machine: Machine, operands: Operands) -> Job:
         step.symbols(calls[-1].launch),
         shape.operands[RESULT],
         operands,
-        "float16" if RESULT in step.halves else "float32",
+        "float16" if RESULT in step.float16_operands else "float32",
         step.scratch(*arguments),
     )
 
@@ -331,7 +331,7 @@ def measured_study(
             for (number, name), group in groupby(order, lambda one: (one["shape"], one["step"])):
                 cells, step, shape = list(group), ladder.step(name), shapes[number]
                 tell(f"shape {number}, {name}: {len(cells)} to be measured")
-                operands = folder.of(step.operands(shape), shape, step.halves)
+                operands = folder.of(step.operands(shape), shape, step.float16_operands)
                 for cell in cells:
                     point = Point(step, tuple(cell["block"]), cell["parameters"])
                     jobs.append(device.job(point, shape, machine, operands))

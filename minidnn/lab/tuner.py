@@ -117,7 +117,7 @@ def tune_step(
     }
     tried: dict[int, dict[str, Any]] = {}
     with OperandFolder(ladder) as folder:
-        operands = folder.of(step.operands(shape), shape, step.halves)
+        operands = folder.of(step.operands(shape), shape, step.float16_operands)
         for batch in _batches(points, fitting, tried, method, most, seed):
             jobs = [device.job(points[at], shape, machine, operands) for at in batch]
             for at, measured in zip(batch, run(jobs), strict=True):

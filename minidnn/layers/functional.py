@@ -160,7 +160,7 @@ def _calls_between(inputs: tuple[Symbol, ...], outputs: tuple[Symbol, ...]) -> l
     declared = set(inputs)  # membership by identity: == on symbols is elementwise
     for i, symbol in enumerate(inputs):
         if symbol in set(inputs[:i]):
-            raise GraphError(f"Model: {symbol!r} stands twice among the inputs")
+            raise GraphError(f"Model: {symbol!r} appears twice among the inputs")
     order: dict[Call, None] = {}
     used: set[Symbol] = set()
     stack: list[tuple[Symbol, bool]] = [(symbol, False) for symbol in reversed(outputs)]

@@ -434,8 +434,7 @@ class Embedding(Layer):
             shown = str(x.type) if isinstance(x, Value) else f"{x!r:.80}"
             raise misfit(
                 "Embedding",
-                f"input is {shown}; valid are whole numbers, as md.Input(shape, 'int64') declares "
-                "them",
+                f"input is {shown}; valid are integers, as md.Input(shape, 'int64') declares them",
             )
         (weight,) = self.constants("weight")
         return rows_of(weight, x, self.padding_idx if current_trace().training else None)

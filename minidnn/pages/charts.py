@@ -108,7 +108,7 @@ class Chart:
         series: the points of each series, by its name.
         x, y: the axes.
         lines: lines over the points, by name.
-        joined: whether a line connects the points of each series.
+        is_line: whether a line connects the points of each series.
     """
 
     title: str
@@ -117,7 +117,7 @@ class Chart:
     x: Scale
     y: Scale
     lines: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    joined: bool = False
+    is_line: bool = False
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ def _dots(chart: Chart, name: str, shade: str, across: _Places, down: _Places) -
     """The points of a series, and the line through them."""
     for hollow in (False, True):
         points = [dot for dot in chart.series[name] if dot.hollow == hollow]
-        if chart.joined and len(points) > 1:
+        if chart.is_line and len(points) > 1:
             path = "L".join(f"{across(dot.x):.1f} {down(dot.y):.1f}" for dot in points)
             yield f'<path d="M{path}" fill="none" stroke="{shade}"/>'
         ink = f'fill="none" stroke="{shade}"' if hollow else f'fill="{shade}"'

@@ -74,8 +74,8 @@ GLOSSARY = {
     "are not needed at the same time share their place in it",
     "block": "the group of threads that a GPU starts together, as width x height",
     "contraction": "a convolution or a matrix product: many multiply-adds for each result",
-    "depth first": "computed patch by patch through several layers, so that what lies between them "
-    "stays in a near cache",
+    "depth first": "computed patch by patch through several layers, so that values between them "
+    "stay in a near cache",
     "floor": "the least time that the measured rates of the machine allow for the same work",
     "fused": "computed by the same kernel, so that nothing between the layers goes to memory",
     "kernel": "a program that a device runs in one go; each region takes one",

@@ -76,18 +76,18 @@ def _refusal_of_part(
     on; None if it can."""
     value, buffer = node.output, found.place(node.inputs[0]).buffer
     if value in found.placements:
-        return f"it lies in {found.place(value).buffer.name}"
+        return f"it is a slice of {found.place(value).buffer.name} already"
     if value in graph.results or buffer in graph.results:
         return "it is an output of the graph, or what a state becomes, or a part of one"
     if buffer.producer is None:
         return "it is taken of an input, a constant or a state"
     if found.is_view(buffer.producer) and not _is_channels_last_input(graph, buffer.producer):
-        return "what it is taken of lies in another value"
+        return "its operand is a view of another value"
     if found.layout(value) != found.layout(node.inputs[0]):
         return "it has another layout"
     for reader in graph.readers[value]:
         if found.is_view(reader):
-            return "a reshape of it needs it to lie by itself"
+            return "a reshape of it needs a buffer of its own"
         reason = context.target.refuse_part(reader, value, channel)
         if reason is not None:
             return f"for {reader.name}, {reason}"
@@ -331,13 +331,13 @@ def _refusal(
     if producer is None:
         return "it is an input, a constant or a state"
     if value in placements:
-        return f"it lies in {placements[value].buffer.name} already"
+        return f"it is a slice of {placements[value].buffer.name} already"
     if value in graph.results:
         return "it is an output of the graph, or what a state becomes"
     if node.inputs.count(value) > 1:
         return "it is an operand twice"
     if any(_is_reshape(annotations, neighbour) for neighbour in (producer, *graph.readers[value])):
-        return "a reshape of it needs it to lie by itself"
+        return "a reshape of it needs a buffer of its own"
     if isinstance(producer.op, Reorder):
         return "it is a reordered copy"
     if annotations.layout(value) != annotations.layout(node.output):

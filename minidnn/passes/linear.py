@@ -127,8 +127,8 @@ def _transposed(value: Value) -> Node | None:
     return producer if producer is not None and producer.op == _TRANSPOSE else None
 
 
-def _contracted(rewriter: Rewriter, node: Node, turned: Node | None) -> Value:
-    """Adds the gradient of a 1x1 convolution for a matrix product; ``turned`` is the Transpose of
+def _contracted(rewriter: Rewriter, node: Node, transpose: Node | None) -> Value:
+    """Adds the gradient of a 1x1 convolution for a matrix product; ``transpose`` is that of
     its first operand, if there is one."""
 
     def add(op: Operator, *operands: Value) -> Value:
@@ -140,10 +140,10 @@ def _contracted(rewriter: Rewriter, node: Node, turned: Node | None) -> Value:
         return add(ops.View((*value.shape, *_PLANE)), rewriter.value(value))
 
     a, b = node.inputs
-    if turned is None:
+    if transpose is None:
         result = add(ops.Conv2dInputGradient(ops.Conv2d(), _PLANE), plane(a), plane(b))
     else:
-        (gradient,) = turned.inputs
+        (gradient,) = transpose.inputs
         result = add(ops.Conv2dWeightGradient(ops.Conv2d(), _PLANE), plane(b), plane(gradient))
     return add(ops.View(node.output.shape), result)
 

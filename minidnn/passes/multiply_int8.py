@@ -117,7 +117,7 @@ def _multiply(graph: Graph, context: Context) -> Graph:
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         operands = _bytes_of(node)
-        if operands is None or not context.allow(f"{node.name} multiplies bytes"):
+        if operands is None or not context.allow(f"{node.name} multiplies int8"):
             rewriter.keep(node)
             continue
         steps, weight, scale = operands
@@ -190,7 +190,7 @@ def _compose(graph: Graph, context: Context) -> Graph:
             rewriter.keep(node)
             continue
         fused = _FusedFormula(graph, node)
-        if not fused.changed or not context.allow(f"{node.name} computes with bytes"):
+        if not fused.changed or not context.allow(f"{node.name} computes in int8"):
             rewriter.keep(node)
             continue
         operands = [rewriter.value(value) for value in fused.operands]

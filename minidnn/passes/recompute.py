@@ -56,9 +56,9 @@ def stored_bytes(graph: Graph) -> int:
 def needed_bytes(graph: Graph, context: Context) -> int:
     """Bytes of weights, states, and the arenas of all other values, by the graph's annotations; the
     arena of a group that runs image by image counts once for each worker."""
-    placed, annotations = update_in_place(graph, context), context.annotations
-    worker_bytes = plan_groups(placed, annotations).bytes * context.target.device.workers
-    return stored_bytes(placed) + plan_memory(placed, annotations).bytes + worker_bytes
+    updated, annotations = update_in_place(graph, context), context.annotations
+    worker_bytes = plan_groups(updated, annotations).bytes * context.target.device.workers
+    return stored_bytes(updated) + plan_memory(updated, annotations).bytes + worker_bytes
 
 
 def _fits(use: _Use, context: Context) -> bool:
@@ -167,10 +167,10 @@ def _candidates(use: _Use, context: Context, prices: _Prices) -> Iterator[_Candi
             continue
         gained = sum(map(use.bytes, freed))
         nodes_alone = _views(use, node)
-        extended = sum(map(use.bytes, _gone(use, node, use.at)))
+        extended = sum(map(use.bytes, _freed_values(use, node, use.at)))
         if gained > extended:
             yield _candidate(nodes_alone, before, gained - extended, context, prices)
-        if _gone(use, node, before):
+        if _freed_values(use, node, before):
             nodes = _with_dead_producers(use, node, before, not_copied)
             if nodes is not None:
                 yield _candidate(nodes, before, gained, context, prices)
@@ -228,7 +228,7 @@ def _views(use: _Use, node: Node) -> list[Node]:
     return sorted(nodes, key=graph.position.__getitem__)
 
 
-def _gone(use: _Use, node: Node, position: int) -> list[Value]:
+def _freed_values(use: _Use, node: Node, position: int) -> list[Value]:
     """The storages that a node reads and that are no longer live at a position."""
     roots = dict.fromkeys(use.roots[value] for value in node.tensors)
     return [root for root in roots if root in use.touched and use.touched[root][1] < position]
@@ -242,7 +242,7 @@ def _with_dead_producers(
     nodes: dict[Node, None] = dict.fromkeys(_views(use, node))
     pending = [node]
     while pending:
-        for root in _gone(use, pending.pop(), position):
+        for root in _freed_values(use, pending.pop(), position):
             producer = root.producer
             if producer is None or root in fixed or isinstance(root, State):
                 return None

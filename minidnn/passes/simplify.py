@@ -249,7 +249,7 @@ def flatten_concats(graph: Graph) -> Iterator[str]:
     parts = _slices_of_concats(graph)
     for node in graph.nodes:
         if node in parts:
-            yield f"the join {node.name!r} is only read by another join along its axis"
+            yield f"the concatenation {node.name!r} is only read by another along its axis"
 
 
 def no_identities(graph: Graph) -> Iterator[str]:
@@ -325,7 +325,7 @@ def _no_shared_prefixes(graph: Graph) -> Iterator[str]:
         if isinstance(node.op, Concat):
             prefix = _begin(node, known)
             if prefix is not None:
-                yield f"the join {node.name!r} begins with what {prefix.name!r} joins"
+                yield f"the concatenation {node.name!r} begins with that of {prefix.name!r}"
             known[_axis(node), node.inputs] = node
 
 

@@ -56,7 +56,7 @@ def transpose_products(graph: Graph, context: Context) -> Graph:
         (a, b), after = operand_chains[node], _behind(graph, node, read)
         if not (a.nodes or b.nodes or after.nodes):
             continue
-        if context.allow(f"{node.name} reads matrices where they lie"):
+        if context.allow(f"{node.name} reads transposed matrices in place"):
             regions[node] = a, b, after
             absorbed.update(after.nodes)
     rewriter = Rewriter(graph)

@@ -108,8 +108,8 @@ def _is_free(plan: Plan, node: Node) -> bool:
     """Whether a node takes no kernel: a view, or a concatenation whose operands were written in
     place."""
     annotations = plan.annotations
-    joins = node.op.name == "Concat" and not any(True for _ in annotations.copied(node))
-    return joins or annotations.is_view(node)
+    is_in_place = node.op.name == "Concat" and not any(True for _ in annotations.copied(node))
+    return is_in_place or annotations.is_view(node)
 
 
 def work(node: Node) -> tuple[int, int]:

@@ -408,7 +408,7 @@ def _memory(document: Document) -> str:
     peak = document["regions"][max(range(len(used)), key=lambda number: used[number])]
     see = f"The arena is as large as its peak, which is during {label_of(peak)}."
     axes = (Scale("region, in order"), Scale("MB in use"))
-    return chart_figure(Chart("Memory over time", see, {"in use": dots}, *axes, joined=True))
+    return chart_figure(Chart("Memory over time", see, {"in use": dots}, *axes, is_line=True))
 
 
 def _regions(document: Document) -> str:

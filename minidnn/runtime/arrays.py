@@ -70,7 +70,7 @@ def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         if array.device.type != "cpu":
-            raise GraphError(f"{what} lies on device {array.device}; valid is the CPU")
+            raise GraphError(f"{what} is on device {array.device}; valid is the CPU")
         if array.layout != torch.strided:
             raise GraphError(f"{what} has layout {array.layout}; valid is torch.strided, dense")
         if array.dtype == torch.bfloat16:
@@ -82,7 +82,7 @@ def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
     if hasattr(array, "__dlpack__"):
         device = array.__dlpack_device__()[0]
         if int(device) not in _CPU_DEVICES:
-            raise GraphError(f"{what} lies on DLPack device type {int(device)}; valid is the CPU")
+            raise GraphError(f"{what} is on DLPack device type {int(device)}; valid is the CPU")
         return np.from_dlpack(array), _like(array)
     if isinstance(array, (np.generic, list, tuple, int, float)):
         try:
@@ -143,7 +143,7 @@ def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) ->
         advice = "what has no elements cannot be computed"
     elif given == compiled[1:]:
         advice = f"the first size is the batch, so that a single sample has shape {(1, *given)}"
-    elif (transposition := _turned(given, compiled)) is not None:
+    elif (transposition := _transpose_advice(given, compiled)) is not None:
         advice = transposition
     elif len(given) != len(compiled):
         advice = f"valid are {len(compiled)} sizes, the batch first"
@@ -154,7 +154,7 @@ def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) ->
     )
 
 
-def _turned(given: tuple[int, ...], compiled: tuple[int, ...]) -> str | None:
+def _transpose_advice(given: tuple[int, ...], compiled: tuple[int, ...]) -> str | None:
     """Advice on pictures in NHWC where NCHW is expected, as image libraries return them, or the
     other way round; None for anything else."""
     rank = len(given)
@@ -174,7 +174,7 @@ def _turned(given: tuple[int, ...], compiled: tuple[int, ...]) -> str | None:
         candidates.append(
             (
                 others,
-                f"its channels seem to lie {position}: x.transpose({listed}){single}, of a PyTorch "
+                f"its channels seem to be {position}: x.transpose({listed}){single}, of a PyTorch "
                 f"tensor x.permute({listed}){single}, has shape {transposed}{size}",
             )
         )

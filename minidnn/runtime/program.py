@@ -202,8 +202,8 @@ class StoredProgram:
         constants: flat arrays, stored at the offsets of :func:`offsets_of`.
         index_bytes: how many bytes of the constants, from the first on, may be used as indices or
             sizes, so that the program must not run unless they are right.
-        placed: returns its document for constants at these offsets instead; None if constants must
-            be stored one after another.
+        relocate: returns its document for constants at these offsets instead; None if constants
+            must be stored one after another.
     """
 
     architecture: str
@@ -211,7 +211,7 @@ class StoredProgram:
     code: Mapping[str, bytes | memoryview]
     constants: Sequence[np.ndarray]
     index_bytes: int
-    placed: Callable[[Sequence[int]], dict[str, Any]] | None = None
+    relocate: Callable[[Sequence[int]], dict[str, Any]] | None = None
 
 
 WHY_NO_STATES = (

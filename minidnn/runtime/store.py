@@ -123,7 +123,7 @@ class Store(Mapping[str, np.ndarray]):
             own = self.memory or memory
             if own.name != memory.name:
                 raise GraphError(
-                    f"{self!r} lies in the memory of {own.name}, where its first program runs, and "
+                    f"{self!r} is in the memory of {own.name}, where its first program runs, and "
                     f"this one runs in that of {memory.name}; valid is a store of its own"
                 )
             held_states: dict[State, _StoredState] = {}

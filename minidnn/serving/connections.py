@@ -121,7 +121,7 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         #: The time since which the server waits for the client; None while the client waits.
         self._waits: float | None = None
-        self._is_deaf = False  # whether data that arrives is discarded
+        self._discards_input = False  # whether data that arrives is discarded
         self._discarded = 0
         self._in_head = self._in_message = False
         self._head_bytes = self._headers = self._chunks = self._body_bytes = 0
@@ -142,7 +142,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._discards_input:
             self._discarded += len(data)
             if self._discarded > MOST_DISCARDED_BYTES:
                 self.transport.abort()
@@ -157,7 +157,7 @@ class Connection(HttpToolsProtocol):
             self._refuse_head()
 
     def shutdown(self) -> None:
-        if self._is_deaf and not self._is_pending():
+        if self._discards_input and not self._is_pending():
             self.transport.close()
         else:
             super().shutdown()
@@ -194,14 +194,14 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._calls += 1
-        if not self._is_deaf:
+        if not self._discards_input:
             self._in_head = self._in_message = True
             self._head_bytes = self._headers = self._chunks = self._body_bytes = 0
             super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         self._calls += 1
-        if self._is_deaf:
+        if self._discards_input:
             return
         super().on_url(url)
         if len(self.url) > MOST_URL_BYTES:
@@ -209,7 +209,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._calls += 1
-        if self._is_deaf or not self._in_head:  # trailers are ignored
+        if self._discards_input or not self._in_head:  # trailers are ignored
             return
         self._headers += 1
         self._head_bytes += len(name) + len(value)
@@ -220,11 +220,11 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._calls += 1
-        if self._is_deaf:
+        if self._discards_input:
             return
         self._in_head = False
         if len(self.pipeline) >= MOST_PIPELINED:
-            self._is_deaf = True  # earlier requests are still answered
+            self._discards_input = True  # earlier requests are still answered
             return
         self._cancel()
         super().on_headers_complete()
@@ -232,7 +232,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._calls += 1
-        if self._is_deaf:
+        if self._discards_input:
             return
         self._chunks += 1
         self._body_bytes += len(body)
@@ -247,7 +247,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._calls += 1
-        if not self._is_deaf:
+        if not self._discards_input:
             self._in_message = False
             self._waits = None
             super().on_message_complete()
@@ -256,16 +256,16 @@ class Connection(HttpToolsProtocol):
         if not self._is_pending():
             self._waits = time.monotonic()
         super().on_response_complete()
-        if self._is_deaf and not self._is_pending() and not self.transport.is_closing():
+        if self._discards_input and not self._is_pending() and not self.transport.is_closing():
             self.close()
 
     # Ends
 
     def refuse(self, kind: Refusal, told: str) -> None:
         """Answers a bad request, after the requests before it, and accepts no more."""
-        if self._is_deaf:
+        if self._discards_input:
             return
-        self._is_deaf = True
+        self._discards_input = True
         if self.cycle is not None and not self.cycle.response_complete:
             has_body = self._in_message and not self._in_head
             if not has_body or self.pipeline:
@@ -289,10 +289,10 @@ class Connection(HttpToolsProtocol):
         Data that the client still sends is read and discarded: a close with unread data resets the
         connection, and the client may lose the answer.
         """
-        if not (self._is_deaf or self._in_message):
+        if not (self._discards_input or self._in_message):
             self.transport.close()
             return
-        self._is_deaf = True
+        self._discards_input = True
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()

@@ -223,7 +223,7 @@ _ENTRIES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "sha256": (_is_text, "a text"),
     "network": (_is_text, "a text"),
     "optimizer": (_is_text, "a text"),
-    "accumulate": (is_size, "a whole number"),
+    "accumulate": (is_size, "an integer"),
     "progress": (_is_progress, "how far training had come"),
     "history": (
         lambda value: isinstance(value, list) and all(map(_are_numbers, value)),

@@ -252,7 +252,7 @@ class SetMeasures:
             if zeros := _of_another_rank(group, states):
                 states = zeros if metric.adds else {key: a[:0] for key, a in zeros.items()}
             gathered[measure.name] = {
-                key: (_summed if metric.adds else _joined)(group, array)
+                key: (_summed if metric.adds else _concatenated)(group, array)
                 for key, array in sorted(states.items())
             }
         self.states = {name: states for name, states in gathered.items() if states}
@@ -299,7 +299,7 @@ def _summed(group: Any, array: np.ndarray) -> np.ndarray:
     return total.reshape(array.shape).astype(array.dtype)
 
 
-def _joined(group: Any, array: np.ndarray) -> np.ndarray:
+def _concatenated(group: Any, array: np.ndarray) -> np.ndarray:
     """The arrays of all ranks, concatenated along axis 0.
 
     Each rank fills its rows of an array of zeros, and the sum over ranks has all rows.

@@ -250,13 +250,13 @@ class Feeding:
         return outputs[index or 0].shape
 
 
-def joined(found: Sequence[Any]) -> Any:
+def concatenated(found: Sequence[Any]) -> Any:
     """Concatenates the results of batches along axis 0, on the host."""
     first = found[0]
     if isinstance(first, Mapping):
-        return {name: joined([each[name] for each in found]) for name in first}
+        return {name: concatenated([each[name] for each in found]) for name in first}
     if isinstance(first, (tuple, list)):
-        return tuple(joined(each) for each in zip(*found, strict=True))
+        return tuple(concatenated(each) for each in zip(*found, strict=True))
     return np.concatenate([on_host(each) for each in found])
 
 

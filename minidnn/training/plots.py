@@ -81,7 +81,7 @@ def draw_confusions(
     body = [
         _text(8, 18, f"{total:,} samples{share}", ' font-weight="bold"'),
         _text(margin + side / 2, bottom + margin - 8, "predicted", ' text-anchor="middle"'),
-        _turned(14, top + side / 2, "true", "middle"),
+        _rotated_text(14, top + side / 2, "true", "middle"),
         f'<rect x="{margin}" y="{top}" width="{side}" height="{side}" '
         'fill="none" stroke="#999999"/>',
     ]
@@ -103,7 +103,7 @@ def draw_confusions(
     for i, name in enumerate(names if size <= _NAMED else ()):
         offset = (i + 0.5) * cell + 4
         body.append(_text(margin - 5, top + offset, name, ' text-anchor="end"'))
-        body.append(_turned(margin + offset, bottom + 5, name, "end"))
+        body.append(_rotated_text(margin + offset, bottom + 5, name, "end"))
     _write(path, margin + side + 12, bottom + margin, body)
 
 
@@ -162,7 +162,7 @@ def _text(x: float, y: float, words: str, more: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{clean(words)}</text>'
 
 
-def _turned(x: float, y: float, words: str, anchor: str) -> str:
+def _rotated_text(x: float, y: float, words: str, anchor: str) -> str:
     """A text rotated to read upwards."""
     return (
         f'<text transform="translate({x:.1f} {y:.1f}) rotate(-90)" text-anchor="{anchor}">'

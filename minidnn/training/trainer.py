@@ -33,7 +33,7 @@ from minidnn.training.epochs import (
     run,
     totalled,
 )
-from minidnn.training.feeding import Feeding, joined
+from minidnn.training.feeding import Feeding, concatenated
 from minidnn.training.launches import Progress, add, public, repeat
 from minidnn.training.metrics.metric import Metric
 from minidnn.training.objective import Targets, objective_of
@@ -316,7 +316,7 @@ class Trainer:
                 outputs.append(self._program("predict", shapes, ())[1](*inputs))
         if not has_batches:
             raise GraphError("predict: there are no batches; valid is an iterable of at least one")
-        return joined(outputs) if outputs else self.feeding.nothing()
+        return concatenated(outputs) if outputs else self.feeding.nothing()
 
     def _program(
         self,

@@ -107,7 +107,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for key, value in pairs:
         if key in entries:
-            raise ValueError(f"the key {brief(key)} stands there twice")
+            raise ValueError(f"the key {brief(key)} appears twice")
         entries[key] = value
     return entries
 

@@ -168,9 +168,9 @@ def test_what_passed_is_read(pictures: Pictures, monkeypatch: pytest.MonkeyPatch
 
 
 def wrong() -> Iterator[tuple[dict[str, Any], str]]:
-    yield {"top": 0}, r"top=0; valid is a whole number of at least 1, or None"
-    yield {"batch": None}, r"batch=None; valid is a whole number of at least 1$"
-    yield {"threads": 1.5}, r"threads=1.5; valid is a whole number"
+    yield {"top": 0}, r"top=0; valid is an integer of at least 1, or None"
+    yield {"batch": None}, r"batch=None; valid is an integer of at least 1$"
+    yield {"threads": 1.5}, r"threads=1.5; valid is an integer"
 
 
 @pytest.mark.parametrize(("arguments", "message"), list(wrong()))

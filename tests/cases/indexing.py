@@ -88,7 +88,7 @@ def _gather_in_batches(axis: int, *shapes: tuple[Shape, Shape]) -> Case:
 def _scatter_add(
     size: int, axis: int, batch: int, dtype: str, *shapes: tuple[Shape, Shape]
 ) -> Case:
-    """Sums are of small whole numbers, which every dtype has all digits of."""
+    """Sums are of small integers, which every dtype has all digits of."""
 
     def shape_of(x: Any, places: Any) -> tuple[int, ...]:
         return (*x.shape[:axis], size, *x.shape[axis + places.ndim - batch :])

@@ -1,4 +1,4 @@
-"""Cases of formulas with a dtype: comparisons, choices, casts, and arithmetic on whole numbers."""
+"""Cases of formulas with a dtype: comparisons, choices, casts, and arithmetic on integers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Chosen(L.Layer):
 
 
 class _Whole(L.Layer):
-    """An operator on its inputs as whole numbers."""
+    """An operator on its inputs as integers."""
 
     def __init__(self, op: Operator, dtype: str) -> None:
         self.op = op

@@ -270,11 +270,11 @@ def test_wrong_arguments_are_named(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--batch", "0"], "argument --batch: '0' is not a whole number of at least 1"),
-        (["--batch", "1,x"], "argument --batch: 'x' is not a whole number of at least 1"),
+        (["--batch", "0"], "argument --batch: '0' is not an integer of at least 1"),
+        (["--batch", "1,x"], "argument --batch: 'x' is not an integer of at least 1"),
         (["--size", "7x"], "argument --size: '7x' is no size; valid are 224 and 192x256"),
         (["--size", "0"], "argument --size: '0' is no size; valid are 224 and 192x256"),
-        (["--rounds", "0"], "argument --rounds: '0' is not a whole number of at least 1"),
+        (["--rounds", "0"], "argument --rounds: '0' is not an integer of at least 1"),
         (["--burst", "-1"], "argument --burst: '-1' is not a number above 0"),
     ],
 )

@@ -38,7 +38,7 @@ static float floatbits(uint32_t x) { float y; memcpy(&y, &x, 4); return y; }
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """``each_<name>`` of every function, and those of whole numbers."""
+    """``each_<name>`` of every function, and those of integers."""
     folder = tmp_path_factory.mktemp("functions")
     text = PRELUDE + C.fill(FUNCTIONS) + C.fill(INTEGER_FUNCTIONS).replace("@", "whole")
     for name in BOUNDS:

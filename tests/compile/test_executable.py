@@ -287,7 +287,7 @@ def test_dlpack(relu: Executable) -> None:
     assert isinstance(result, Exporter)
     np.testing.assert_array_equal(result.array, np.maximum(x, 0))
     refused(
-        relu, "input 'input' lies on DLPack device type 2; valid is the CPU", Exporter(x, device=2)
+        relu, "input 'input' is on DLPack device type 2; valid is the CPU", Exporter(x, device=2)
     )
 
 
@@ -311,7 +311,7 @@ def test_pytorch(relu: Executable) -> None:
 def test_tensors_that_cannot_be_read(relu: Executable) -> None:
     torch = pytest.importorskip("torch")
     x = torch.from_numpy(numbers())
-    refused(relu, "input 'input' lies on device meta; valid is the CPU", x.to("meta"))
+    refused(relu, "input 'input' is on device meta; valid is the CPU", x.to("meta"))
     refused(
         relu,
         "input 'input' has layout torch.sparse_coo; valid is torch.strided, dense",

@@ -47,7 +47,7 @@ def test_joins_say_what_they_copy_and_notes_why() -> None:
     kinds = dict(re.findall(r"^(concat\S*) +(in place|copy \S+) ", text, re.MULTILINE))
     assert kinds == {"concat": "copy 1/2", "concat.1": "copy 1/3"}
     assert "note: x0: copied into concat.1: it is an input, a constant or a state" in text
-    assert "note: conv2d: copied into concat: it lies in concat.1 already" in text
+    assert "note: conv2d: copied into concat: it is a slice of concat.1 already" in text
 
 
 def test_joins_of_vectors() -> None:

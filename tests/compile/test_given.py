@@ -1,4 +1,4 @@
-"""What ``md.compile`` takes beside layers and graphs, and whose whole numbers."""
+"""What ``md.compile`` takes beside layers and graphs, and whose integers."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ def test_guard_finds_a_write_beside_a_buffer() -> None:
     node = next(task.node for task in program.tasks if task.node.op.name == "FusedSequence")
     text = "MD_KERNEL(@) { if (md_begin == 0) MD_OUT(float, OPERAND)[INDEX] = 1.0f; }\n"
     for operand, index, message in (
-        (1, "-1", "a kernel wrote beside the 300 bytes of the output 'relu'"),
+        (1, "-1", "a kernel wrote outside the 300 bytes of the output 'relu'"),
         (0, "0", "a kernel wrote to the input 'input'"),
     ):
         name = f"stray_{operand}"

@@ -13,7 +13,7 @@ from minidnn.backends.cuda import prepare
 from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.contraction.algorithms import algorithms_for
-from minidnn.backends.cuda.contraction.config import room
+from minidnn.backends.cuda.contraction.config import workspace_bytes
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.backends.cuda.kernels import Launch
@@ -43,7 +43,7 @@ class Greedy:
             kernel = algorithm.kernel
             choices = kernel.choices(problem, H200) if kernel else ()
             taken = [kernel.workspace(problem, i, H200) for i in choices] if kernel else [0]
-            sizes += [room(problem, algorithm, size) for size in taken]
+            sizes += [workspace_bytes(problem, algorithm, size) for size in taken]
         fitting = [size for size in sizes if size <= limit]
         if not fitting:
             raise UnsupportedError(f"no way within {limit} bytes")

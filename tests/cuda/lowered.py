@@ -11,7 +11,7 @@ import numpy as np
 import minidnn as md
 from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.constants import Data
-from minidnn.backends.cuda.contraction.config import CudaAlgorithm, prepare_of, room
+from minidnn.backends.cuda.contraction.config import CudaAlgorithm, prepare_of, workspace_bytes
 from minidnn.backends.cuda.contraction.kernel import ContractionKernel
 from minidnn.backends.cuda.contraction.problem import Address, ContractionProblem
 from minidnn.backends.cuda.kernels import Launch
@@ -128,7 +128,7 @@ class EmulatedProgram:
                 own = kernel(task.work)
                 algorithm = CudaAlgorithm(own[0], len(task.work.stages))
                 before = prepare_of(task.work, algorithm, H200)
-                workspaces[task.node] = room(task.work, algorithm, 0)
+                workspaces[task.node] = workspace_bytes(task.work, algorithm, 0)
                 self.kernels[task.work] = own, before
                 launches += [one for one in (own[1], before) if one is not None]
         self.block = lay_out(self.plan, workspaces)

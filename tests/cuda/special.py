@@ -11,7 +11,7 @@ import numpy as np
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.contraction.config import CudaAlgorithm, prepare_of, room
+from minidnn.backends.cuda.contraction.config import CudaAlgorithm, prepare_of, workspace_bytes
 from minidnn.backends.cuda.contraction.kernel import ContractionKernel
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedContraction
 from minidnn.backends.cuda.contraction.problem import (
@@ -39,7 +39,7 @@ DIRECTIONS = (FORWARD, IMAGE_GRADIENT, FILTER_GRADIENT)
 SPREADS = "winograd"
 """The kernel that spreads what is not finite over a tile, as is documented."""
 OF_BYTES = "dp4a"
-"""The kernel that multiplies whole numbers alone."""
+"""The kernel that multiplies integers alone."""
 CASES = {
     "one chunk": Gradient(FORWARD, Convolved((2, 8, 7, 5), 16, (3, 3), padding=(1, 1)), "float16"),
     "5 chunks": Gradient(FORWARD, Convolved((1, 40, 6, 9), 72, (2, 3), padding=(1, 0)), "bfloat16"),
@@ -126,7 +126,7 @@ class Single:
         x, w, y = (self._laid(one, given) for one in ("image", "filter", "result"))
         image = x
         if problem.gather is not None:
-            _, image = guarded(room(problem, self.algorithm, 0) // x.itemsize, x.dtype)
+            _, image = guarded(workspace_bytes(problem, self.algorithm, 0) // x.itemsize, x.dtype)
             kernels.launch(launches.pop(0), [x, image])
         workspace = self.kernel.workspace(problem, self.choice, FEW)
         _, own = guarded(workspace // 4, np.dtype("f"))

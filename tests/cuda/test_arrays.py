@@ -89,7 +89,7 @@ def test_bare_arrays_are_taken_as_they_are(kind: Any, monkeypatch: pytest.Monkey
     other = kind(Array(dtype="float32"))
     given = read(SLOT, other, 1)
     assert given.pointer == 0x9000 and not as_it_is(other, given)
-    with pytest.raises(DeviceError, match=r"input 'x' lies on device cuda:0; valid is cuda:1"):
+    with pytest.raises(DeviceError, match=r"input 'x' is on device cuda:0; valid is cuda:1"):
         read(SLOT, kind(Array(device=0)), 1)
 
 
@@ -100,7 +100,7 @@ def test_other_floats_are_converted(dtype: str) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(DeviceError, match=r"input 'x' lies on device cuda:2; valid is cuda:1"):
+    with pytest.raises(DeviceError, match=r"input 'x' is on device cuda:2; valid is cuda:1"):
         read(SLOT, Array(device=2), 1)
     with pytest.raises(GraphError, match=r"input 'x' has shape \(3, 2\), but the network was comp"):
         read(SLOT, Array((3, 2)), 1)
@@ -128,7 +128,7 @@ def test_out_may_be_what_fits() -> None:
 
 
 def test_out_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(DeviceError, match=r"input 'x' lies on device <CUDA Device 2>; valid is cu"):
+    with pytest.raises(DeviceError, match=r"input 'x' is on device <CUDA Device 2>; valid is cu"):
         outputs_of(Array(device=2), [SLOT], 1)
     strided = Array()
     strided.flags.c_contiguous = False

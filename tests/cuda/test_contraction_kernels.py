@@ -209,7 +209,11 @@ def test_what_streams() -> None:
         (first_of(L.Conv2d(64, 8, 1), (2, 64, 9, 9), "tf32"), H200, "it is in float32"),
         (first_of(L.Conv2d(64, 8, 3), (2, 64, 9, 9)), H200, "it is no product of pixels and fil"),
         (first_of(L.Conv2d(64, 8, 1, 2), (2, 64, 9, 9)), H200, "it is no product of pixels and"),
-        (first_of(L.Conv2d(64, 12, 1), (2, 64, 9, 9)), H200, "its tensors are no whole chunks of"),
+        (
+            first_of(L.Conv2d(64, 12, 1), (2, 64, 9, 9)),
+            H200,
+            "its tensors are not aligned to vectors of",
+        ),
         (first_of(L.Conv2d(8192, 64, 1), (2, 8192, 9, 9)), H200, "its filters do not fit the sha"),
     ):
         assert (STREAM.why_not(problem, machine) or "").startswith(reason), problem.describe()

@@ -229,8 +229,8 @@ def test_what_it_refuses() -> None:
     for other, reason in (
         (many, "its groups have more than one input channel"),
         (first_of(layer(32, 3), (8, 32, 28, 28), "float32"), "its images are planar"),
-        (tall, "pixels of its result do not follow each other"),
-        (aside, "its tensors begin beside a whole chunk"),
+        (tall, "pixels of its result are not at regular strides"),
+        (aside, "its tensors are not aligned to vectors"),
         (wide, "its windows do not fit registers and shared memory"),
     ):
         assert DEPTHWISE.why_not(other, H200) == reason, other.describe()

@@ -368,7 +368,7 @@ def test_what_they_refuse() -> None:
         assert algorithms_for(problem, H200)[0].core == kernel.name
         shape = (8, 1, 3, 3)
         for other, reason in (
-            (Gradient(direction, case, "tf32").problem, "its pixels do not lie side by side"),
+            (Gradient(direction, case, "tf32").problem, "its pixels are not contiguous"),
             (
                 Gradient(direction, case, "float16").problem,
                 "it is in float16, or its image is gathered",
@@ -378,7 +378,7 @@ def test_what_they_refuse() -> None:
                 "its groups have more than one channel or filter",
             ),
             (replace(problem, groups=2), "its groups have more than one channel or filter"),
-            (replace(problem, batch=1 << 20), "it is too large for numbers of 32 bits"),
+            (replace(problem, batch=1 << 20), "it is too large for 32-bit indices"),
             (
                 replace(problem, w=replace(problem.w, shape=(4, 1, 8, 3))),
                 "its window is larger than 7 x 7",

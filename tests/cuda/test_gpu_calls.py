@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_said() -> None:
         exe(x()[:1])
     with pytest.raises(GraphError, match="dtype int32; valid is float32"):
         exe(x().astype(np.int32))
-    with pytest.raises(DeviceError, match="lies on device cpu; valid is cuda:0"):
+    with pytest.raises(DeviceError, match="is on device cpu; valid is cuda:0"):
         exe(torch.from_numpy(x()))
     with pytest.raises(GraphError, match="is a str; valid are CuPy"):
         exe("image")

@@ -68,13 +68,13 @@ def test_arrays_of_every_library(precision: str) -> None:
 
 def test_arrays_of_the_other_device_are_refused() -> None:
     exe = md.compile(network(), SHAPE, device="cuda:1", tune="heuristic")
-    text = r"input 'input' lies on device cuda:0; valid is cuda:1"
+    text = r"input 'input' is on device cuda:0; valid is cuda:1"
     for array in (on(0, numbers()), torch.from_numpy(numbers()).to("cuda:0")):
         with pytest.raises(DeviceError, match=text):
             exe(array)
         with pytest.raises(DeviceError, match=text):
             exe.bind(array)
-    with pytest.raises(DeviceError, match=r"out\[0\] lies on device .*; valid is cuda:1"):
+    with pytest.raises(DeviceError, match=r"out\[0\] is on device .*; valid is cuda:1"):
         exe(on(1, numbers()), out=on(0, np.empty((4, 8), np.float32)))
 
 

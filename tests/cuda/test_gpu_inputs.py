@@ -170,7 +170,7 @@ def test_those_on_the_host_are_copied_and_those_elsewhere_refused() -> None:
     assert isinstance(result, np.ndarray)
     check(cupy.asarray(result), numbers())
     array = cupy.asarray(numbers())
-    with pytest.raises(DeviceError, match="input 'input' lies on device cuda:5; valid is cuda:0"):
+    with pytest.raises(DeviceError, match="input 'input' is on device cuda:5; valid is cuda:0"):
         compiled()(Elsewhere(array, (2, 5)))
-    with pytest.raises(DeviceError, match="lies on DLPack device type 8; valid is cuda:0"):
+    with pytest.raises(DeviceError, match="is on DLPack device type 8; valid is cuda:0"):
         compiled()(Elsewhere(array, (8, 0)))

@@ -10,8 +10,8 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.target import HALF_DTYPES
 from minidnn.errors import GraphError, OutOfMemoryError, TrainingError
+from minidnn.graph.types import HALF_DTYPES
 from minidnn.layers.build import to_graph
 from tests.cases.random import Drops
 from tests.states.build import BUILDERS, Build, graph_of, running_mean

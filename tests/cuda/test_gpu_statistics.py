@@ -14,8 +14,7 @@ from minidnn.backends.cuda.contraction.kernel_registry import load_contraction
 from minidnn.backends.cuda.contraction.problem import Addresses, ContractionProblem
 from minidnn.backends.cuda.functions import load_launches
 from minidnn.backends.cuda.machine import machine_of
-from minidnn.backends.cuda.target import HALF_DTYPES
-from minidnn.graph.types import rounded_to
+from minidnn.graph.types import HALF_DTYPES, rounded_to
 from minidnn.runtime.arrays import from_bits, to_bits
 from tests.cuda.contractions import EPSILON, STREAM, TILE
 from tests.cuda.test_statistics import network, problem_of

@@ -11,8 +11,8 @@ from minidnn.backends.cuda.contraction.config import ContractionExecutable
 from minidnn.backends.cuda.contraction.tune import Tuning, everything, own
 from minidnn.backends.cuda.functions import load_launches
 from minidnn.backends.cuda.machine import machine_of
-from minidnn.backends.cuda.target import HALF_DTYPES
 from minidnn.backends.cuda.task import Task
+from minidnn.graph.types import HALF_DTYPES
 from tests.cuda.summed import addresses, check, drawn, laid, problem_of, read, tasks_of
 
 pytestmark = pytest.mark.gpu

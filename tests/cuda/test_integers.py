@@ -163,8 +163,8 @@ def test_cudnn_computes_what_it_computes_exactly() -> None:
         assert by == ([] if reason else [CudaAlgorithm(CONVOLUTION, len(problem.stages))])
         told[problem] = reason
     assert None in told.values()
-    assert "its groups or channels are no whole accesses" in told.values()
-    assert any(reason and "reads others beside" in reason for reason in told.values())
+    assert "its groups or channels are not aligned to vectors" in told.values()
+    assert any(reason and "reads a residual" in reason for reason in told.values())
     fused = next(problem for problem, reason in told.items() if reason is None)
     algorithm = CudaAlgorithm(CONVOLUTION, len(fused.stages))
     spec = graph_of(fused, CONVOLUTION, algorithm.stages, target(fused, algorithm)).freeze()
@@ -189,8 +189,8 @@ def test_what_cudnn_would_round_otherwise_is_not_fused() -> None:
         (rint(x * 3.0) + 0.0, True, None),
         (fma(x, argument(1), argument(2)) + 1.0, False, None),
         (x * 3.0 + 1.0, False, "it adds to a product, which cuDNN would not round"),
-        (rint(x * 3.0) + 2.0, True, "it does not round where it makes bytes"),
-        (x * 3.0, True, "it does not round where it makes bytes"),
+        (rint(x * 3.0) + 2.0, True, "it does not round where its result is int8"),
+        (x * 3.0, True, "it does not round where its result is int8"),
         (rint(x) * 3.0, False, "cuDNN has no 'round'"),
     ]
     for body, rounds, reason in fused:

@@ -195,7 +195,7 @@ def test_tiles_take_whole_chunks_alone() -> None:
         assert launch.source.name in launch.source.text and "$" not in launch.source.text
     assert set(TILE.choices(problem, A100)) <= set(range(len(TILES)))
     odd = replace(problem, y=replace(problem.y, offset=4))
-    assert TILE.why_not(odd, H200) == "its tensors are no whole chunks of 8 channels"
+    assert TILE.why_not(odd, H200) == "its tensors are not aligned to vectors of 8 channels"
     (single,) = of(L.Conv2d(16, 24, 1), (2, 16, 9, 9), "tf32")
     assert TILE.why_not(single, H200) == "it is in float32"
     (grouped,) = of(L.Conv2d(16, 16, 3, groups=2), (2, 16, 9, 9), "float16")
@@ -250,7 +250,11 @@ def test_convolutions_whose_filters_and_rows_fit_may_read_each_pixel_once() -> N
         (first(L.Conv2d(16, 16, 3, groups=2), 16), H200, "it has 2 groups"),
         (first(L.Conv2d(16, 16, 1), 16), H200, "no two windows overlap"),
         (first(L.Conv2d(16, 16, 3, stride=2), 16), H200, "no two windows overlap"),
-        (first(L.Conv2d(16, 12, 3), 16), H200, "its tensors are no whole chunks of 8 channels"),
+        (
+            first(L.Conv2d(16, 12, 3), 16),
+            H200,
+            "its tensors are not aligned to vectors of 8 channels",
+        ),
         (first(L.Conv2d(16, 16, 3, padding=3), 16), H200, "its padding is wider than its wi"),
         (first(L.Conv2d(24, 16, 3, dilation=2), 24), H200, "an odd number of chunks of 8 ch"),
         (first(L.Conv2d(1024, 16, 3), 1024), H200, "filters and rows do not fit the shared m"),

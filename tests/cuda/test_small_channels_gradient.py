@@ -180,7 +180,7 @@ def test_what_it_refuses() -> None:
         (replace(problem, groups=2), "it has 2 groups"),
         (replace(problem, planar=True), "its images are planar"),
         (replace(problem, direction="forward"), "it computes no forward"),
-        (replace(problem, batch=1 << 30), "its images do not fit 32 bits"),
+        (replace(problem, batch=1 << 30), "its images do not fit 32-bit indices"),
     ):
         assert KERNEL.refusal(other, H200) == reason
     far = replace(stem, images=(2, 8, 40, 3000), stride=(30, 30)).problem("float16")

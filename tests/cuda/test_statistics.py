@@ -13,8 +13,8 @@ from minidnn.backends.cuda.contraction import stream
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.stream import Stream
 from minidnn.backends.cuda.lower import lower_plan
-from minidnn.backends.cuda.target import HALF_DTYPES, CudaTarget
-from minidnn.graph.types import rounded_to
+from minidnn.backends.cuda.target import CudaTarget
+from minidnn.graph.types import HALF_DTYPES, rounded_to
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.arrays import from_bits, to_bits

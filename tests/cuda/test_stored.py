@@ -104,7 +104,7 @@ def test_a_table_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def plan(given: StoredExecution, device: int) -> FakeExecution:
         made.append(given.text)
-        assert (list(given.ids), list(given.joined), device) == ([1, 2, 3], [1], 0)
+        assert (list(given.ids), list(given.epilogue_inputs), device) == ([1, 2, 3], [1], 0)
         return FakeExecution(given.text)
 
     monkeypatch.setattr(stored, "load_compiled", load)

@@ -25,10 +25,10 @@ from minidnn.backends.cuda.contraction.graphs import CONVOLUTION
 from minidnn.backends.cuda.contraction.kernel_registry import LoadedContraction
 from minidnn.backends.cuda.functions import Loaded, compile_kernels
 from minidnn.backends.cuda.memory import aligned
-from minidnn.backends.cuda.target import HALF_DTYPES
 from minidnn.backends.cuda.task import Task
 from minidnn.backends.cuda.tensor import Tensor
 from minidnn.fusion.region import FusedGradient
+from minidnn.graph.types import HALF_DTYPES
 from tests.cuda.cards import A100, H200
 from tests.sampling import some
 

@@ -11,7 +11,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.sums import SumsLaunches, print_sums
-from minidnn.backends.cuda.target import HALF_DTYPES, CudaTarget
+from minidnn.backends.cuda.target import CudaTarget
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.fusion.region import FusedSums
 from minidnn.graph import operators as ops
@@ -19,7 +19,7 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.trace import apply
-from minidnn.graph.types import TensorType, rounded_to
+from minidnn.graph.types import HALF_DTYPES, TensorType, rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize

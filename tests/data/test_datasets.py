@@ -85,7 +85,7 @@ def test_a_subset_has_the_samples_of_these_numbers() -> None:
     assert (x.tolist(), target.tolist()) == ([10, 14, 4], [2, 1, 2])
     assert (len(part), part.classes, part.name(3)) == (5, whole.classes, "sample 8")
     for wrong in ([9], [-1], [], [0.5], [[1]]):
-        with pytest.raises(DataError, match="valid are whole numbers from 0 to 8"):
+        with pytest.raises(DataError, match="valid are integers from 0 to 8"):
             Subset(whole, np.array(wrong))
 
 

@@ -134,7 +134,7 @@ def test_a_finished_iteration_leaves_a_restored_place_alone() -> None:
         ({"seed": 1}, "the state has seed=1, and the loader has 0"),
         ({"shuffle": False}, "the state has shuffle=False"),
         ({"mixup": 0.1}, "the state has mixup=0.1"),
-        ({"position": -1}, "the state has position=-1; valid are whole numbers from 0"),
+        ({"position": -1}, "the state has position=-1; valid are integers from 0"),
         ({"epoch": "a"}, "the state has epoch='a'"),
         ({"epoch": None}, "the state has epoch=None"),
     ],

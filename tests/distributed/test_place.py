@@ -43,9 +43,12 @@ def test_starters(variables: dict[str, str], place: RankInfo) -> None:
     [
         ({}, "no variable says which process this is and of how many; valid is to start it by"),
         (TORCHRUN | {"RANK": "4"}, "RANK=4 and WORLD_SIZE=4; valid are ranks from 0 to the size"),
-        (TORCHRUN | {"RANK": "-1"}, "RANK='-1', as torchrun says; valid is a whole number"),
+        (TORCHRUN | {"RANK": "-1"}, "RANK='-1', as torchrun says; valid is an integer"),
         (TORCHRUN | {"MASTER_PORT": "http"}, "MASTER_PORT='http', as torchrun says; valid"),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, "LOCAL_RANK=None, as torchrun says; valid is a whole"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1"},
+            "LOCAL_RANK=None, as torchrun says; valid is an integer",
+        ),
         (MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "MASTER_ADDR is not set, and Open MPI does"),
     ],
 )

@@ -109,7 +109,7 @@ def test_random_sizes_are_right_and_bounded(count: int) -> None:
     exe.wait()
     assert exe.counts.kept == 5 and exe.counts.dropped > 5
     batches = exe._batches
-    kept = exe._kept._asked, exe._ready, batches._parts, batches._same_code, exe._failed
+    kept = exe._kept._requests, exe._ready, batches._parts, batches._same_code, exe._failed
     assert all(len(each) <= 4096 for each in kept) and len(batches._row_wise) <= 16
 
 
@@ -124,7 +124,7 @@ def test_many_sizes_leave_nothing_behind() -> None:
         np.testing.assert_array_equal(exe(row[:rows]), row[:rows])
     exe.wait()
     assert exe.counts.compiled <= 4 and exe.counts.kept <= 2
-    assert len(exe._kept._asked) <= 1024
+    assert len(exe._kept._requests) <= 1024
 
 
 def test_a_size_that_comes_again_gets_its_own_program() -> None:
@@ -237,7 +237,7 @@ class Centered(md.Layer):
 @pytest.mark.together(2)
 def test_a_network_that_joins_rows(device: str) -> None:
     exe = named(Centered(), (md.Dim("n", 1, 9), 4), device=device)
-    assert "joins rows" in str(exe.why_not_parts)
+    assert "mixes rows" in str(exe.why_not_parts)
     for rows in (3, 9, 5):
         x = numbers(rows, 4)
         np.testing.assert_allclose(exe(x), x - x.mean(0), rtol=1e-5, atol=1e-6)

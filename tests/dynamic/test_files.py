@@ -144,7 +144,7 @@ def test_what_cannot_be_saved(device: str, tmp_path: Path) -> None:
     side = md.Dim("side", 4, 8)
     text = r"batch vary: 'batch', 'side'; valid is one size, as exe\.at\(batch=12, side=8\)\.save"
     refused(L.Sequential(L.ReLU()), (BATCH, 3, side, side), text)
-    refused(L.Sequential(L.Softmax(0)), (BATCH, 3), "compute batches in parts, and .* joins rows")
+    refused(L.Sequential(L.Softmax(0)), (BATCH, 3), "compute batches in parts, and .* mixes rows")
     if device == "reference":
         refused(L.Sequential(L.ReLU()), (BATCH, 3), "devices 'cpu' and 'cuda' can")
     assert not list(tmp_path.iterdir())

@@ -67,28 +67,28 @@ ROWS = {
 }
 
 MIXED = {
-    "softmax over rows": ((3,), "joins rows", lambda x, c: apply(ops.Softmax(0), x)),
-    "sum over rows": ((3,), "joins rows", lambda x, c: apply(ops.Reduce("sum", (0,)), x)),
-    "largest row": ((3,), "joins rows", lambda x, c: apply(ops.ArgMax(0), x)),
-    "layer norm of all": ((3,), "joins rows", lambda x, c: apply(ops.LayerNorm(2), x)),
-    "rows joined": ((3,), "joins rows", lambda x, c: apply(ops.Concat(0), x, x)),
-    "all in one": ((3,), "joins rows", lambda x, c: apply(ops.Flatten(0), x)),
-    "split otherwise": ((4,), "joins rows", lambda x, c: apply(ops.View((2 * x.shape[0], 2)), x)),
-    "rows turned": ((3,), "places rows", lambda x, c: apply(ops.Transpose((1, 0)), x)),
+    "softmax over rows": ((3,), "mixes rows", lambda x, c: apply(ops.Softmax(0), x)),
+    "sum over rows": ((3,), "mixes rows", lambda x, c: apply(ops.Reduce("sum", (0,)), x)),
+    "largest row": ((3,), "mixes rows", lambda x, c: apply(ops.ArgMax(0), x)),
+    "layer norm of all": ((3,), "mixes rows", lambda x, c: apply(ops.LayerNorm(2), x)),
+    "rows joined": ((3,), "mixes rows", lambda x, c: apply(ops.Concat(0), x, x)),
+    "all in one": ((3,), "mixes rows", lambda x, c: apply(ops.Flatten(0), x)),
+    "split otherwise": ((4,), "mixes rows", lambda x, c: apply(ops.View((2 * x.shape[0], 2)), x)),
+    "rows turned": ((3,), "reorders rows", lambda x, c: apply(ops.Transpose((1, 0)), x)),
     "rows reversed": (
         (3,),
-        "places rows",
+        "reorders rows",
         lambda x, c: apply(ops.Slice((x.shape[0] - 1, 0), (x.shape[0], 3), (-1, 1)), x),
     ),
-    "rows padded": ((3,), "places rows", lambda x, c: apply(ops.Pad((1, 0), (0, 0)), x)),
+    "rows padded": ((3,), "reorders rows", lambda x, c: apply(ops.Pad((1, 0), (0, 0)), x)),
     "rows taken": (
         (3,),
-        "places rows",
+        "reorders rows",
         lambda x, c: apply(ops.Take((tuple(range(x.shape[0]))[::-1], None)), x),
     ),
     "gram matrix": (
         (3,),
-        "places rows",
+        "reorders rows",
         lambda x, c: apply(ops.MatMul(), x, apply(ops.Transpose((1, 0)), x)),
     ),
     "weighted rows": (

@@ -15,7 +15,7 @@ FAULTS = (
         ("tests/torch/test_aten.py",),
     ),
     Fault(
-        "the smallest of whole numbers is sought by their opposites",
+        "the smallest of integers is sought by their opposites",
         "minidnn/frontends/torch/aten/reduction.py",
         "body = -argument(0) if x.dtype in FLOATS else -1.0 - argument(0)",
         "body = -argument(0)",

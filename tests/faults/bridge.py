@@ -61,7 +61,7 @@ FAULTS = (
     Fault(
         "writes with and without gradients to one argument are part of the graph",
         f"{_FRONTEND}/writes.py",
-        "            if storage in lent and (enabled if is_quiet else storage in quiet):\n",
+        "            if storage in owners and (enabled if is_quiet else storage in quiet):\n",
         "            if False:\n",
         (_PROGRAMS,),
     ),
@@ -75,7 +75,7 @@ FAULTS = (
     Fault(
         "a conversion that gives its operand gives a copy",
         f"{_FRONTEND}/memory.py",
-        "    return operand if outputs and inputs and _lying(outputs[0]) == _lying(inputs[0]) else "
+        "    return operand if outputs and inputs and _view(outputs[0]) == _view(inputs[0]) else "
         "None\n",
         "    return None\n",
         (_PROGRAMS, "tests/torch/test_memory.py", "tests/torch/test_written_elsewhere.py"),

@@ -36,7 +36,7 @@ FAULTS = (
     Fault(
         "what fills up a block of channels is multiplied",
         "minidnn/backends/cpu/contraction/dot_product/pack.py",
-        "if channel is None or self.scheme.problem.inputs % self.scheme.lanes == 0:",
+        "if channel is None or self.scheme.problem.in_channels % self.scheme.lanes == 0:",
         "if channel is None or not self.parts.prologue:",
         ("tests/cpu/contraction/test_dots.py",),
     ),
@@ -106,8 +106,8 @@ FAULTS = (
     Fault(
         "buffers of a patch lie over each other while both are in use",
         "minidnn/backends/cuda/sequence/mapping.py",
-        "live = [p for other, p in placed.items() if spans[other][1] >= begin]",
-        "live = [p for other, p in placed.items() if spans[other][1] > begin]",
+        "live = [p for other, p in buffers.items() if spans[other][1] >= begin]",
+        "live = [p for other, p in buffers.items() if spans[other][1] > begin]",
         ("tests/cuda/test_kernels.py", "tests/cuda/test_sequence_random.py"),
     ),
     Fault(

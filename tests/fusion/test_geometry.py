@@ -39,7 +39,7 @@ def check_axis(graph: Graph, patch: int, axis: int, count: Counter[str]) -> None
             low, high = extents[value].interval(begin, end, last)
             assert positions <= set(range(low, high)), (value, begin, low, high)
             assert high - low <= extents[value].span(patch) or (last and extents[value].to_end)
-            if not sequence.is_whole and free[value] and not last and whole_tiles:
+            if not sequence.needs_whole_plane and free[value] and not last and whole_tiles:
                 inside = all(
                     min(p) >= 0 and max(p) < v.type.plane[2 + axis] for v, p in free.items() if p
                 )
@@ -49,9 +49,10 @@ def check_axis(graph: Graph, patch: int, axis: int, count: Counter[str]) -> None
         count["patches"] += 1
     for value in sequence.outputs:
         size = value.type.plane[2 + axis]
-        expected = list(range(size)) * (len(range(0, anchor, patch)) if sequence.is_whole else 1)
+        times = len(range(0, anchor, patch)) if sequence.needs_whole_plane else 1
+        expected = list(range(size)) * times
         assert sorted(tiles[value.name]) == sorted(expected), "patches tile every output"
-    count["whole"] += sequence.is_whole
+    count["whole"] += sequence.needs_whole_plane
 
 
 @pytest.mark.sampled(3)
@@ -62,7 +63,7 @@ def test_extents_of_random_stacks(chain: bool) -> None:
         graph = random_graph(seed, 2 + seed % 8, chain)
         patch = 1 + seed % 5
         for axis in (0, 1):
-            if sequence_of(graph).is_whole:
+            if sequence_of(graph).needs_whole_plane:
                 patch = sequence_of(graph).anchor.type.plane[2 + axis]
             check_axis(graph, patch, axis, count)
     assert count["patches"] > 1400 and count["tight"] > 2000, count
@@ -102,7 +103,7 @@ def test_buffers_hold_what_patches_need(seed: int) -> None:
     sequence = sequence_of(graph)
     rows, columns = sequence.anchor.type.plane[2:]
     random = np.random.default_rng(seed)
-    whole = sequence.is_whole
+    whole = sequence.needs_whole_plane
     for strips in (1, 2, 50):
         tall = rows if whole else int(random.integers(1, rows + 1))
         wide = columns if whole else int(random.integers(1, columns + 1))
@@ -113,7 +114,7 @@ def test_buffers_hold_what_patches_need(seed: int) -> None:
 
 
 def whole(build, *shapes) -> bool:
-    return sequence_of(graph_of(build, *shapes)).is_whole
+    return sequence_of(graph_of(build, *shapes)).needs_whole_plane
 
 
 def test_when_only_whole_planes_can_be_patches() -> None:

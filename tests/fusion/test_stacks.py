@@ -160,7 +160,7 @@ def test_reasons() -> None:
     reasons = {node.name: why_not_fusable(node) for node in graph.nodes}
     assert reasons == {
         "softmax": "Softmax is a reduction operator",
-        "concat": "it joins along axis 2, not along channels",
+        "concat": "it concatenates along axis 2, not along channels",
         "conv2d": "Conv2d is a contraction operator",
         "reshape": "Reshape is a movement operator",
         "relu": None,

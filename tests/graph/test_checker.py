@@ -97,7 +97,7 @@ def operands_do_not_fit() -> Graph:
             input_is_computed,
             "the graph's input %a: float32[2, 3] is computed, a constant or a state",
         ),
-        (input_twice, "an input stands twice"),
+        (input_twice, "an input is listed twice"),
         (output_names, "2 output names for 1 outputs"),
         (type_does_not_follow, "node 'a': outputs (%a: float32[2, 4],) are not of types"),
         (operands_do_not_fit, "node 'a': ReLU(): operands have dtypes bool; valid is one of"),
@@ -121,7 +121,7 @@ def test_all_complaints_are_reported_at_once() -> None:
         "  two nodes are named 'a'",
         "  two inputs, constants or states are named 'x'",
         "  node 'a' reads %a: float32[2, 3] before anything computes it",
-        "  an input stands twice",
+        "  an input is listed twice",
     ]
 
 

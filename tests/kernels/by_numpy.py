@@ -74,7 +74,7 @@ def _folded(fold: FoldRange, points: _Points, arrays: Mapping[str, np.ndarray]) 
     result = np.empty(len(counts), np.float32)
     for count in np.unique(counts):
         alike = _chosen(points, counts == count)
-        values = np.full((len(alike[TASK.value]), count), fold.join.identity, np.float32)
+        values = np.full((len(alike[TASK.value]), count), fold.combiner.identity, np.float32)
         for i, each in enumerate(values.T):
             alike[fold.index.value] = np.full(len(each), i)
             there = np.full(len(each), True)
@@ -82,7 +82,7 @@ def _folded(fold: FoldRange, points: _Points, arrays: Mapping[str, np.ndarray]) 
                 there = _value(fold.condition, alike, arrays)
             chosen = _run(fold.body, _chosen(alike, there), arrays)
             each[there] = _value(fold.value, chosen, arrays)
-        result[counts == count] = combine_taps(fold.join, values)
+        result[counts == count] = combine_taps(fold.combiner, values)
     return result
 
 

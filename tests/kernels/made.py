@@ -98,5 +98,5 @@ def stored(dtype: str) -> Any:
 
 
 def drawn(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Small whole numbers, of which sums are exact."""
+    """Small integers, of which sums are exact."""
     return random.integers(0, 100, shape).astype(dtype)

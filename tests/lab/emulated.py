@@ -34,10 +34,12 @@ def check(ladder: Ladder, step: CudaStep, cases: Sequence[Case], folder: Path) -
     every = [plain(step.calls(case.shape, case.block, case.parameters)) for case in cases]
     kernels = Emulated([call.launch.source for calls in every for call in calls], folder)
     for case, calls in zip(cases, every, strict=True):
-        operands = draw(step.operands(case.shape), case.shape, step.halves)
+        operands = draw(step.operands(case.shape), case.shape, step.float16_operands)
         y = run(kernels, step, case, calls, operands, False)
         expected = ladder.reference(case.shape, operands)
-        atol = tolerance(case.shape, step.halves) * max(1.0, float(np.abs(expected).max()))
+        atol = tolerance(case.shape, step.float16_operands) * max(
+            1.0, float(np.abs(expected).max())
+        )
         np.testing.assert_allclose(y, expected.ravel(), rtol=0, atol=atol, err_msg=f"{case}")
         again = run(kernels, step, case, calls, operands, True)
         np.testing.assert_array_equal(y, again, f"{case}")
@@ -52,7 +54,7 @@ def run(
     backwards: bool,
 ) -> np.ndarray:
     """The result; nothing beside it, or beside scratch memory, was written."""
-    type = np.dtype("float16" if "y" in step.halves else "float32")
+    type = np.dtype("float16" if "y" in step.float16_operands else "float32")
     sizes = step.scratch(case.shape, case.block, step.with_own(case.parameters))
     made = {name: guarded(size, np.dtype("f")) for name, size in sizes.items()}
     made["y"] = guarded(case.shape.operands["y"], type)

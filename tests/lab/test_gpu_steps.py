@@ -35,7 +35,9 @@ def right(ladder: Ladder, step: CudaStep, count: int) -> None:
     assert len(fitting) > count // 2
     with OperandFolder(ladder) as folder:
         jobs = [
-            job(point, shape, machine, folder.of(step.operands(shape), shape, step.halves))
+            job(
+                point, shape, machine, folder.of(step.operands(shape), shape, step.float16_operands)
+            )
             for point, shape in fitting
         ]
         compile_kernels([call.launch.source for one in jobs for call in one.calls], machine.arch)

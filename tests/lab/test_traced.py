@@ -99,7 +99,7 @@ def test_reads_and_writes(ladder: Ladder, step: CudaStep, tmp_path: Path) -> Non
     for case, calls in zip(cases, every, strict=True):
         parameters = step.with_own(case.parameters)
         where = (case.shape, case.block, parameters)
-        arrays = draw(step.operands(case.shape), case.shape, step.halves)
+        arrays = draw(step.operands(case.shape), case.shape, step.float16_operands)
         arrays |= {name: np.empty(size, np.float32) for name, size in step.scratch(*where).items()}
         arrays["y"] = np.empty(case.shape.operands["y"], np.float32)
         for symbol, operand in step.symbols(calls[-1].launch).items():

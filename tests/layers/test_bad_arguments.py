@@ -121,7 +121,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: L.MaxPool2d(3, padding=2),
         "MaxPool2d(kernel_size=(3, 3), stride=(3, 3), padding=(2, 2)): padding=(2, 2) is more "
-        "than half of kernel_size=(3, 3); valid is at most half, so that no window lies in the "
+        "than half of kernel_size=(3, 3); valid is at most half, so that no window is "
         "padding alone",
     ),
     (
@@ -226,9 +226,9 @@ OPERATORS: list[tuple[Callable[[], Any], str]] = [
     *(
         (
             lambda axes=axes, pool=pool: ops.Pool2d(pool(*axes)),  # type: ignore[misc]
-            f"{told} positions of the window, so that no window lies in the padding alone",
+            f"{told} positions of the window, so that no window is padding alone",
         )
-        for pool in (partial(Window, join="max"), average_window)
+        for pool in (partial(Window, reduction="max"), average_window)
         for told, axes in (
             (
                 "padding=(2, 0) of kernel=2, dilation=1; valid is less than the 2",

@@ -132,7 +132,7 @@ MODELS: list[tuple[Callable[[], Any], str]] = [
         unused_input,
         "Model: no output depends on the input Symbol(y: float32[batch, 2]); remove it",
     ),
-    (input_twice, "Model: Symbol(input: float32[batch, 2]) stands twice among the inputs"),
+    (input_twice, "Model: Symbol(input: float32[batch, 2]) appears twice among the inputs"),
     (two_named_alike, "Model: the name 'fc' is given to two layers or reserved"),
     (
         graph(model(), {"a": (1, 2), "c": (1, 3)}),

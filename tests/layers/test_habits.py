@@ -46,9 +46,9 @@ CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda net: net.requires_grad_(False), f"has no requires_grad_: {TRAINING}"),
     (
         lambda net: net.cuda(),
-        "has no cuda: a network lies on no device: md.compile(net, shape, dev",
+        "has no cuda: a network is on no device: md.compile(net, shape, dev",
     ),
-    (lambda net: net.to("cuda:1"), "has no to: a network lies on no device"),
+    (lambda net: net.to("cuda:1"), "has no to: a network is on no device"),
     (lambda net: net.half(), "parameters keep their dtype: md.compile(net, shape, precision='floa"),
     (lambda net: list(net.parameters()), "net.named_parameters() gives names and parameters"),
     (lambda net: net.modules(), "net.named_layers() gives all layers, with their paths"),

@@ -286,5 +286,5 @@ def test_bad_arguments(make: Callable[[], Any], message: str) -> None:
 
 def test_an_embedding_of_fractions() -> None:
     x = md.Input((3,))
-    with pytest.raises(GraphError, match=r"Embedding: input is float32.*valid are whole numbers"):
+    with pytest.raises(GraphError, match=r"Embedding: input is float32.*valid are integers"):
         L.Embedding(3, 2)(x)

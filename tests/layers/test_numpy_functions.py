@@ -146,7 +146,7 @@ def test_universal_functions(ufunc: Any) -> None:
 
 
 def test_compiled() -> None:
-    """What the engines make of truths, whole numbers and arrays in between."""
+    """What the engines make of truths, integers and arrays in between."""
     random = np.random.default_rng(3)
     x = random.standard_normal((2, 3, 5, 7)).astype(np.float32)
 

@@ -78,7 +78,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "channels last": (
         lambda: compiled()(zeros(1, 8, 8, 3)),
         GraphError,
-        r"channels seem to lie last: x\.transpose\(0, 3, 1, 2\), .* has shape \(1, 3, 8, 8\)$",
+        r"channels seem to be last: x\.transpose\(0, 3, 1, 2\), .* has shape \(1, 3, 8, 8\)$",
     ),
     "channels last, another size": (
         lambda: compiled()(zeros(2, 9, 7, 3)),
@@ -93,12 +93,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "channels first of bytes": (
         lambda: compiled(pictures(), (1, 9, 8, 3))(zeros(1, 3, 9, 8, dtype=np.uint8)),
         GraphError,
-        r"seem to lie first: x\.transpose\(0, 2, 3, 1\), .* has shape \(1, 9, 8, 3\)$",
+        r"seem to be first: x\.transpose\(0, 2, 3, 1\), .* has shape \(1, 9, 8, 3\)$",
     ),
     "channels first of bytes, another size": (
         lambda: compiled(pictures(), (1, 8, 8, 3))(zeros(2, 3, 8, 8, dtype=np.uint8)),
         GraphError,
-        r"seem to lie first: .* \(2, 8, 8, 3\), which is another size than was compiled$",
+        r"seem to be first: .* \(2, 8, 8, 3\), which is another size than was compiled$",
     ),
     "one picture, channels first of bytes": (
         lambda: compiled(pictures(), (1, 8, 8, 3))(zeros(3, 8, 8, dtype=np.uint8)),
@@ -129,7 +129,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "compile for channels last": (
         lambda: compiled(shape=(1, 8, 8, 3)),
         GraphError,
-        r"node '0': .*channels seem to lie last, and valid is channels first, \(1, 3, 8, 8\)",
+        r"node '0': .*channels seem to be last, and valid is channels first, \(1, 3, 8, 8\)",
     ),
     "compile without a batch": (
         lambda: compiled(shape=(3, 8, 8)),

@@ -41,7 +41,7 @@ def mutated_structure(draw: random.Random, data: bytes) -> bytes:
 
 
 def _tensor(draw: random.Random, proto: Any) -> None:
-    """Other whole numbers in an operand that says a shape, an axis, padding, ..."""
+    """Other integers in an operand that says a shape, an axis, padding, ..."""
     whole = [t for t in proto.graph.initializer if t.data_type == 7 and len(t.raw_data)]
     if whole:
         tensor = draw.choice(whole)

@@ -63,7 +63,7 @@ class RandomModel:
         return tuple(self.draw.randint(1, most) for _ in range(rank))
 
     def numbers(self, shape: Sequence[int], dtype: str = "float32") -> np.ndarray:
-        """Multiples of a quarter, or small whole numbers."""
+        """Multiples of a quarter, or small integers."""
         made = np.random.default_rng(self.draw.getrandbits(32))
         if dtype == "float32":
             return np.array(made.integers(-12, 13, tuple(shape)) / 4, np.float32)

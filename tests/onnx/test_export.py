@@ -76,7 +76,7 @@ def test_operators(case: Case) -> None:
 
 
 def _known_differently(case: Case) -> bool:
-    """Whether ONNX leaves the result open (whole numbers divided by zero), or ONNX Runtime loses
+    """Whether ONNX leaves the result open (integers divided by zero), or ONNX Runtime loses
     its digits: it adds long rows one number after another, whose mean may be large."""
     lost = any(part in case.name for part in ("-far", "-equal"))
     return lost or case.name.startswith("div-int")

@@ -177,14 +177,14 @@ def test_malformed_models(tmp_path: Path) -> None:
     fails(model([node("Add", "x")], X), "node 'Add_0' (Add): operand 1 is missing; it has 1")
     fails(
         model([node("Softmax", "x", axis=1.5)], X),
-        "node 'Softmax_0' (Softmax): attribute 'axis' is a number; valid is a whole number",
+        "node 'Softmax_0' (Softmax): attribute 'axis' is a number; valid is an integer",
     )
     twice = model([node("Softmax", "x", axis=1)], X)
     twice.graph.node[0].attribute.append(twice.graph.node[0].attribute[0])
-    fails(twice, "node 'Softmax_0' (Softmax): attribute 'axis' stands there twice")
+    fails(twice, "node 'Softmax_0' (Softmax): attribute 'axis' appears twice")
     referring = model([node("Softmax", "x", axis=1)], X)
     referring.graph.node[0].attribute[0].ref_attr_name = "way"
-    fails(referring, "attribute 'axis' refers to 'way' of a function; valid is a whole number")
+    fails(referring, "attribute 'axis' refers to 'way' of a function; valid is an integer")
     fails(model([node("Conv", "x x")], X), "it is of 0 dimensions", UnsupportedError)
     typed = model([node("Relu", "x")], X, dtype=TensorProto.BFLOAT16)
     fails(typed, "has element type BFLOAT16; valid are float32", UnsupportedError)
@@ -287,7 +287,7 @@ def test_no_window_lies_in_the_padding_alone(kind: str) -> None:
     def pooled(size: list[int], **attributes: Any) -> Any:
         return model([node(kind, "x", **attributes)], [("x", [1, 1, *size])])
 
-    why = "of a window, so that no window lies in the padding alone"
+    why = "of a window, so that no window is padding alone"
     given = {"kernel_shape": [2, 2], "pads": [0, 0, 2, 0]}
     told = "pads=[0, 0, 2, 0], kernel_shape=[2, 2], dilations=[1, 1]; valid are pads below the 2"
     fails(pooled([4, 4], **given), f"{told} positions {why}")

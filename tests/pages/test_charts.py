@@ -46,7 +46,7 @@ def test_a_picture_has_all_series_and_a_legend() -> None:
 
 def test_rings_are_joined_by_themselves() -> None:
     dots = [Dot("a", 1.0), Dot("a", 5.0, hollow=True), Dot("b", 2.0), Dot("b", 6.0, hollow=True)]
-    text = chart_figure(Chart("Hits", "See.", {"one": dots}, Scale("x"), Scale("%"), joined=True))
+    text = chart_figure(Chart("Hits", "See.", {"one": dots}, Scale("x"), Scale("%"), is_line=True))
     lines = re.findall(r'<path d="M([^"]*)" fill="none"', text)
     assert [line.count("L") for line in lines] == [1, 1]
     assert text.count('fill="none" stroke="#2b7bba"><title>') == 2

@@ -108,7 +108,7 @@ def test_a_value_lies_in_one_join_only() -> None:
         "conv2d.1": ("concat.1", 0),
         "conv2d.2": ("concat.1", 2),
     }
-    assert context.notes["conv2d.1"] == "copied into concat: it lies in concat.1 already"
+    assert context.notes["conv2d.1"] == "copied into concat: it is a slice of concat.1 already"
 
 
 def test_a_join_of_neighbours_in_a_buffer_is_a_name_for_them() -> None:
@@ -143,7 +143,7 @@ def test_a_join_that_lies_in_another_stays_there() -> None:
     places, context = check(build, X)
     assert places["concat"] == ("concat.1", 0)
     assert places["conv2d"] == ("concat.2", 2)
-    assert context.notes["conv2d"] == "copied into concat: it lies in concat.2 already"
+    assert context.notes["conv2d"] == "copied into concat: it is a slice of concat.2 already"
 
 
 @pytest.mark.parametrize("last", [ops.Flatten(), ops.Reshape((-1, 6))], ids=str)
@@ -154,7 +154,7 @@ def test_what_is_reshaped_lies_by_itself(last: ops.Flatten) -> None:
 
     places, context = check(build, X)
     assert places == {"conv2d": ("concat.1", 2), "conv2d.1": ("concat.1", 4)}
-    reason = "copied into concat.1: a reshape of it needs it to lie by itself"
+    reason = "copied into concat.1: a reshape of it needs a buffer of its own"
     assert context.notes["conv2d.2"] == reason
 
 

@@ -152,7 +152,7 @@ def test_annotations_of_another_graph_are_found() -> None:
 
     graph = network()
     first, second = graph.nodes[0].output, graph.nodes[1].output
-    lost = "annotations say where %{}: .* lies, which is not in the graph$"
+    lost = "annotations have %{}: .*, which is not in the graph$"
     for found, change, text in (
         (Annotations({first: PLANAR}), renew, lost.format(first.name)),
         (Annotations(placements={first: BufferView(second, 0)}), renew, lost.format(first.name)),

@@ -284,4 +284,4 @@ def test_joins_that_stay_joins_of_joins() -> None:
     assert run(before, SIMPLIFY) is before
     contract_of_joins = graph_of(lambda t, x: join(join(x, x), x), X)
     (text,) = flatten_concats(contract_of_joins)
-    assert text == "the join 'concat' is only read by another join along its axis"
+    assert text == "the concatenation 'concat' is only read by another along its axis"

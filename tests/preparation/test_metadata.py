@@ -110,9 +110,9 @@ def test_its_text() -> None:
     ("change", "text"),
     [
         ({"resize": 31}, "crop=32 is larger than resize=31"),
-        ({"crop": 0}, "crop=0; valid is a whole number of at least 1"),
-        ({"resize": 36.0}, "resize=36.0; valid is a whole"),
-        ({"resize": True}, "resize=True; valid is a whole"),
+        ({"crop": 0}, "crop=0; valid is an integer of at least 1"),
+        ({"resize": 36.0}, "resize=36.0; valid is an integer"),
+        ({"resize": True}, "resize=True; valid is an integer"),
         ({"interpolation": "cubic"}, "interpolation='cubic'; valid are 'bilinear'"),
         ({"channels": 2}, "channels=2; valid are 3"),
         ({"mean": [0.1, 0.2]}, "mean=[0.1, 0.2]; valid are 3 finite numbers, one"),
@@ -144,7 +144,7 @@ def test_what_is_not_valid(change: dict[str, Any], text: str, tmp_path: Path) ->
         (json.dumps({**asdict(OWN), "more": 1}), "valid is an object with resize, crop"),
         (json.dumps({**asdict(OWN), "mean": None}), "mean is None; valid is a list of numbers"),
         (json.dumps({**asdict(OWN), "mean": [float("nan")] * 3}), "NaN is not JSON"),
-        ('{"resize": 8, "resize": 9}', "a key stands there twice"),
+        ('{"resize": 8, "resize": 9}', "a key appears twice"),
     ],
 )
 def test_damaged_texts(text: str, message: str, net: Any, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_arrays_of_several_inputs(command: Command, tmp_path: Path) -> None:
         ({"x": np.zeros((0, 1, 8, 8), np.float32)}, "is float32[0, 1, 8, 8]"),
         (
             {"x": np.zeros((2, 1, 8, 8), np.float32), "y": np.array([0, 10])},
-            "array y is int64[2]; valid are 2 whole numbers from 0 to 9",
+            "array y is int64[2]; valid are 2 integers from 0 to 9",
         ),
         ({"x": np.zeros((2, 1, 8, 8), np.float32), "y": np.zeros(2)}, "array y is float64[2]"),
         ({"x": np.array([{}])}, "cannot be read: Object arrays cannot be loaded"),

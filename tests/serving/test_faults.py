@@ -73,7 +73,7 @@ def connected(server: Running) -> socket.socket:
         (body(shape=[1, -6]), "has shape [1, -6]; valid is a list"),
         (
             body(shape=[1, 1 << 40]),
-            "valid is a list of at most 16 whole numbers from 0 to 2^40 - 1",
+            "valid is a list of at most 16 integers from 0 to 2^40 - 1",
         ),
         (body(shape=[1, True]), "has shape [1, True]; valid is a list"),
         (body(shape=[1] * 99), "valid is a list of at most 16"),

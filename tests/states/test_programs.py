@@ -263,7 +263,7 @@ def test_a_store_lies_in_the_memory_of_its_first_program() -> None:
     store["a"] = np.full((1, 3, 4, 5), 2.0)
     np.testing.assert_array_equal(store["a"], np.full((1, 3, 4, 5), np.float32(2)))
     message = (
-        r"<Store of 2 states, 480 bytes> lies in the memory of far, where its first program runs, "
+        r"<Store of 2 states, 480 bytes> is in the memory of far, where its first program runs, "
         "and this one runs in that of the host; valid is a store of its own"
     )
     with pytest.raises(GraphError, match=message):

@@ -218,7 +218,7 @@ def test_an_array_that_nothing_reads(saved: Path, tmp_path: Path) -> None:
         ("", "its graph is not valid JSON"),
         ("{", "its graph is not valid JSON"),
         ('{"version":NaN}', "NaN is not JSON"),
-        ('{"version":1,"version":1}', "the key 'version' stands there twice"),
+        ('{"version":1,"version":1}', "the key 'version' appears twice"),
         ("9" * 5000, "its graph is not valid JSON"),
         ("[" * 100_000, "its JSON is nested too deep"),
         ("[" * 400 + "]" * 400, r"the document has \[\[\[\.\.\.\]\]\]; valid are version"),

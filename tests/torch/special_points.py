@@ -100,7 +100,7 @@ def plain(*shape: int, scale: float = 1.0) -> Make:
 
 
 def whole(*shape: int, special: bool = True) -> Make:
-    """Small whole numbers, with many ties, and a NaN and infinities among them."""
+    """Small integers, with many ties, and a NaN and infinities among them."""
 
     def make(dtype: torch.dtype) -> torch.Tensor:
         random = torch.Generator().manual_seed(0)

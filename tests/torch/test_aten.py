@@ -483,7 +483,7 @@ def test_every_operation_has_a_case(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize(
     ("function", "x"),
     [
-        # The least whole number has no opposite, by which the place of the smallest is found.
+        # The least integer has no opposite, by which the place of the smallest is found.
         (lambda x: x.argmin(1), torch.tensor([[3, -(2**31), 5]], dtype=torch.int32)),
         # What is infinite is not taken from itself.
         (lambda x: x.logsumexp(1), torch.tensor([[torch.inf, 1.0], [-torch.inf, -torch.inf]])),

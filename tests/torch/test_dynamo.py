@@ -20,8 +20,8 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from minidnn.acceleration import dynamo
+from minidnn.acceleration.dynamic_batch import DynamicBatchProgram
 from minidnn.acceleration.engine import Engine
-from minidnn.acceleration.named import NamedProgram
 from minidnn.acceleration.program import SizedProgram
 from minidnn.acceleration.trained import TrainedProgram
 from minidnn.errors import DeviceError, GraphError, MiniDNNWarning, UnsupportedError
@@ -114,7 +114,7 @@ def test_several_sizes_compile_twice(caplog: pytest.LogCaptureFixture) -> None:
     assert len(said) == 2
     assert all("compiled in" in text for text in said)
     kinds = [type(program) for piece in dynamo.pieces() for program in piece.programs]
-    assert kinds == [SizedProgram, NamedProgram]
+    assert kinds == [SizedProgram, DynamicBatchProgram]
 
 
 class Norms(nn.Module):

@@ -162,12 +162,12 @@ def test_a_child_imports_minidnn_when_its_parent_had_pytorch_alone() -> None:
         x = torch.randn(4, 3, 64, 64)
         fast = md.optimize(network()[0], x, device="cpu", threads=2, strict=True)
         same = all((fast(x).numpy() == fast(x).numpy()).all() for _ in range(3))
-        print(same, threads._bereft is not None, threads.team_of(2), flush=True)
+        print(same, threads._thread_without_pool is not None, threads.team_of(2), flush=True)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     import minidnn as md
     from minidnn.acceleration import threads
-    print(threads._bereft)
+    print(threads._thread_without_pool)
     """)
     assert found == ["True True None", "0", "None"]
 

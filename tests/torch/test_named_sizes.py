@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import minidnn as md
+from minidnn.acceleration.dynamic_batch import DynamicBatchProgram
 from minidnn.acceleration.dynamo import backend, pieces
-from minidnn.acceleration.named import NamedProgram
 from minidnn.dynamic.executable import DynamicExecutable
 from minidnn.errors import GraphError
 
@@ -82,7 +82,7 @@ def test_optimize_has_one_executable_for_all_batches() -> None:
     net = Branched().eval()
     fast = md.optimize(net, arguments(4), dynamic=BATCH, device="reference", sizes=3)
     (program,) = fast.programs
-    assert isinstance(program, NamedProgram) and program.dynamic.counts.compiled == 2
+    assert isinstance(program, DynamicBatchProgram) and program.dynamic.counts.compiled == 2
     with torch.no_grad():
         for rows in (4, 7, 7, 12, 5, 3, 9, 9):
             check(fast, net, *arguments(rows))
@@ -104,7 +104,7 @@ def test_optimize_has_one_executable_for_all_batches() -> None:
     copied = pickle.loads(pickle.dumps(fast))
     with torch.no_grad():
         check(copied, net, *arguments(2))
-    assert isinstance(copied.programs[0], NamedProgram)
+    assert isinstance(copied.programs[0], DynamicBatchProgram)
 
 
 class Mixing(nn.Module):
@@ -120,7 +120,7 @@ class Squeezing(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("net", "why"), [(Looking(), None), (Mixing(), "joins rows"), (Squeezing(), None)]
+    ("net", "why"), [(Looking(), None), (Mixing(), "mixes rows"), (Squeezing(), None)]
 )
 def test_what_is_not_the_same_for_all_batches_has_programs_of_its_own(
     net: nn.Module, why: str | None
@@ -133,7 +133,7 @@ def test_what_is_not_the_same_for_all_batches_has_programs_of_its_own(
             assert found.shape == expected.shape
             np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
     if why is not None:
-        assert not any(isinstance(each, NamedProgram) for each in fast.programs)
+        assert not any(isinstance(each, DynamicBatchProgram) for each in fast.programs)
         assert re.search(rf"note: not for any batch: .*{why}", fast.explain())
 
 
@@ -153,9 +153,9 @@ def test_torch_compile_has_one_executable_for_all_batches(net: nn.Module) -> Non
     piece = pieces()[-1]
     if is_whole:
         (program,) = piece.programs
-        assert isinstance(program, NamedProgram) and program.dynamic.counts.in_parts >= 2
+        assert isinstance(program, DynamicBatchProgram) and program.dynamic.counts.in_parts >= 2
     else:
-        assert len(piece.programs) == 4 and "joins rows" in piece.explain()
+        assert len(piece.programs) == 4 and "mixes rows" in piece.explain()
     torch.compiler.reset()
 
 
@@ -170,7 +170,7 @@ def test_batches_on_the_cpus_engine() -> None:
         x, y = arguments(3)
         check(fast, net, x.to(memory_format=torch.channels_last), y.t().contiguous().t())
     program = fast.programs[0]
-    assert isinstance(program, NamedProgram)
+    assert isinstance(program, DynamicBatchProgram)
     program.dynamic.wait()
     assert "batch=3                              4 " in program.dynamic.explain()
 
@@ -193,7 +193,7 @@ def test_any_batch_on_a_gpu(how: str) -> None:
                 np.testing.assert_allclose(found[name].cpu(), value.cpu(), **close)  # type: ignore
     programs = fast.programs if how == "optimize" else pieces()[-1].programs
     (program,) = programs
-    assert isinstance(program, NamedProgram) and program.dynamic.counts.in_parts >= 2
+    assert isinstance(program, DynamicBatchProgram) and program.dynamic.counts.in_parts >= 2
 
 
 def test_a_batch_that_is_no_dim_is_refused() -> None:

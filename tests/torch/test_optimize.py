@@ -432,7 +432,7 @@ def test_moves_are_followed_or_refused() -> None:
     with pytest.raises(DeviceError) as caught:
         fast(x.double().to("meta"))
     assert str(caught.value) == (
-        "device='reference' computes on tensors of PyTorch's 'cpu', but those given lie on "
+        "device='reference' computes on tensors of PyTorch's 'cpu', but those given are on "
         "'meta'; move them, or leave device away to have it follow them"
     )
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import minidnn as md
 from minidnn.acceleration.program import REHEARSING
-from minidnn.acceleration.step import Pair
+from minidnn.acceleration.step import ProgramPair
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from tests.torch.steps import trained_programs
 
@@ -91,7 +91,7 @@ class TwoParts(nn.Module):
         return self.last(self.first(x.tanh()).logcumsumexp(0).tanh())
 
 
-def pair_of(fast: Any) -> Pair:
+def pair_of(fast: Any) -> ProgramPair:
     """The programs that the first of the parts ran last."""
     (program,) = trained_programs(fast)
     return next(reversed(program.parts[0].pairs.values()))

@@ -165,7 +165,7 @@ def test_frozen_parameters_have_no_gradients() -> None:
         same_gradients(fast, own)
         same_state(fast, own)
     pairs = [pair for each in trained_programs(fast) for pair in each.parts[0].pairs.values()]
-    assert [len(pair.halves.backward.differentiated) for pair in pairs] == [4, 6]
+    assert [len(pair.graphs.backward.differentiated) for pair in pairs] == [4, 6]
 
 
 def test_results_that_the_loss_does_not_depend_on() -> None:

@@ -28,7 +28,7 @@ FORMATS = ["safetensors", "zip", "legacy"]
 PEAK = 8 << 20  # the files have a few kB
 SECONDS = 5.0
 # Where minidnn refuses on purpose what the library takes.
-STRICTER = ("BOOL data", "stands there twice", UNREAD := "unread")
+STRICTER = ("BOOL data", "appears twice", UNREAD := "unread")
 
 
 @pytest.fixture

@@ -29,9 +29,9 @@ def is_looped(window: Window) -> bool:
     return not window.is_plain or window.taps > UNROLLED_TAPS or window.is_long
 
 
-def combine_text(dialect: Dialect, join: Combiner, a: str, b: str) -> str:
+def combine_text(dialect: Dialect, combiner: Combiner, a: str, b: str) -> str:
     """The expression that combines two numbers, as a window's reduction does."""
-    return dialect.inline(linearize(join.expression), (a, b))
+    return dialect.inline(linearize(combiner.expression), (a, b))
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TapLoop:
         assign: sets a variable, of its name and the expression of its value.
         at: the expression that reads a variable.
         dialect: the language that is printed.
-        join: the reduction: a sum or a maximum.
+        combiner: the reduction: a sum or a maximum.
     """
 
     code: Code
@@ -54,11 +54,11 @@ class TapLoop:
     assign: Callable[[str, str], None]
     at: Callable[[str], str]
     dialect: Dialect
-    join: Combiner = COMBINERS["sum"]
+    combiner: Combiner = COMBINERS["sum"]
 
     @property
     def _identity(self) -> str:
-        return literal(self.join.identity)
+        return literal(self.combiner.identity)
 
     def print(self, name: str, count: int, tap: Callable[[str], str]) -> None:
         """Declares ``name`` and reduces ``count`` taps into it.
@@ -67,7 +67,7 @@ class TapLoop:
         does not exist, and returns its variable.
         """
         self.declare(name, self._identity)
-        if count <= LONG or self.join.chooses:
+        if count <= LONG or self.combiner.chooses:
             self._added(name, name, "0", str(count), 1, tap)
             return
         blocks = -(-count // _BLOCK)
@@ -111,7 +111,7 @@ class TapLoop:
                 with code.block(f"if (({counter} & {1 << bit}) == 0)"):
                     self.assign(partner, self.at(total))
                     code.line("continue;")
-                self.assign(total, self._joined(partner, total))
+                self.assign(total, self._combined(partner, total))
 
     def _added(
         self, name: str, total: str, begin: str, end: str, step: int, tap: Callable[[str], str]
@@ -122,10 +122,10 @@ class TapLoop:
             self._add(total, tap(k))
 
     def _add(self, total: str, other: str) -> None:
-        self.assign(total, self._joined(total, other))
+        self.assign(total, self._combined(total, other))
 
-    def _joined(self, a: str, b: str) -> str:
-        return combine_text(self.dialect, self.join, self.at(a), self.at(b))
+    def _combined(self, a: str, b: str) -> str:
+        return combine_text(self.dialect, self.combiner, self.at(a), self.at(b))
 
 
 @dataclass(frozen=True)

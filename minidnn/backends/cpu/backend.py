@@ -369,7 +369,7 @@ class CpuProgram(TableProgram):
         for name, buffer in zip(names, buffers, strict=True):
             if (at := buffer.stray_write()) is not None:
                 raise GraphError(
-                    f"a kernel wrote beside the {buffer.size} bytes of {name}, at {at}"
+                    f"a kernel wrote outside the {buffer.size} bytes of {name}, at {at}"
                 )
         for value, guarded_array, array in zip(
             self.plan.graph.inputs, arrays, inputs, strict=False

@@ -156,7 +156,7 @@ class _Lowering(LoweringContext):
             work = HostSum(op, tuple(value.type for value in node.inputs))
             return (Task(node, work, (*map(pointer_to, node.inputs), *node.outputs), 1),)
         if isinstance(op, Concat):
-            return self._join(node, op)
+            return self._concat(node, op)
         if (staged := _staged(node, self.isa)) is not None:
             return tasks_of_stages(node, staged)
         if isinstance(op, AdaptiveAvgPool2d):
@@ -246,13 +246,13 @@ class _Lowering(LoweringContext):
         ]
         return with_packing(tasks, outer)
 
-    def _join(self, node: Node, op: Concat) -> Sequence[Task]:
+    def _concat(self, node: Node, op: Concat) -> Sequence[Task]:
         """The tasks of a concatenation: copies of operands that were not written in place."""
         axis = op.axis % node.output.type.rank
         copied = self.plan.annotations.copied(node)
-        return [self._joined(node, value, axis, offset) for value, offset in copied]
+        return [self._concat_copy(node, value, axis, offset) for value, offset in copied]
 
-    def _joined(self, node: Node, value: Value, axis: int, offset: int) -> Task:
+    def _concat_copy(self, node: Node, value: Value, axis: int, offset: int) -> Task:
         out = node.output
         if self.plan.layout(out).block == 1:
             run = _copied_run(value.type, out.type, axis, offset)

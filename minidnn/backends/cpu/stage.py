@@ -120,7 +120,7 @@ static inline void @_push(varying {wide} * uniform levels, uniform int64 count, 
   for (uniform int64 k = count; ; k /= 16) {{
     if (k % 16 != 1) {{
       const {wide} c = levels[l];
-      a = {join};
+      a = {combine};
     }}
     levels[l] = a;
     l++;
@@ -133,7 +133,7 @@ static inline {wide} @_rest(varying {wide} * uniform levels, uniform int64 count
   for (uniform int64 k = count; k > 0; k /= 16) {{
     if (k % 16 != 0) {{
       const {wide} a = levels[l];
-      c = {join};
+      c = {combine};
     }}
     l++;
   }}

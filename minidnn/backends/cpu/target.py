@@ -129,9 +129,9 @@ class CpuTarget(Target):
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         if isinstance(contraction.op, Linear):
-            return "a linear layer reads its input as it is"
+            return "a linear layer reads its input without a prologue"
         if is_integer(contraction):
-            return "bytes are packed as they are"
+            return "its int8 input is packed without a prologue"
         op = contraction.op
         if isinstance(op, Conv2d) and op.groups == 1 and _is_cast(node):
             return None  # each number is packed once, and zero stays zero
@@ -139,7 +139,7 @@ class CpuTarget(Target):
 
     def refuse_epilogue(self, contraction: Node, node: Node) -> str | None:
         if reads_weight_unpacked(contraction, self.accuracy):
-            return "its weight is read as it lies, and its result turned"
+            return "its weight is read unpacked, and its result transposed"
         if isinstance(contraction.op, Linear) and contraction.output.type.rank != 2:
             return f"its values have rank {contraction.output.type.rank}"
         if is_integer(contraction):
@@ -195,10 +195,10 @@ class CpuTarget(Target):
     def refuse_batch_tiling(self, node: Node) -> str | None:
         kinds = (Region, Conv2d, Concat, Reorder, AdaptiveAvgPool2d)
         if any(value.dtype not in ELEMENTS for value in (*node.inputs, *node.outputs)):
-            return "only floats and bytes that kernels have are packed image by image"
+            return "only dtypes that kernels have are packed image by image"
         contracts = isinstance(node.op, (Contraction, FusedContraction))
         if contracts and is_integer(parts_of(node).node) and not self._in_blocks(node):
-            return "its whole numbers are packed for all images at once"
+            return "its integers are packed for all images at once"
         if _weight(node) is not None:
             return "its weights would be packed for every image"
         if isinstance(node.op, FusedSums):

@@ -407,7 +407,7 @@ class Choices:
     ) -> None:
         """Remembers a choice; the figures in ``measured`` are for people who read the cache."""
         problem = question.problem
-        shape = f"{problem.inputs}>{problem.outputs} {problem.kernel} @{problem.out}"
+        shape = f"{problem.in_channels}>{problem.out_channels} {problem.kernel} @{problem.out_size}"
         entry = {
             "problem": f"{shape}, batch {problem.batch * question.images}",
             "algorithm": choice.algorithm.name,

@@ -189,7 +189,7 @@ def _torch(slot: ArraySlot, tensor: Any, device: int) -> CallerArray:
     """A PyTorch tensor as an input, converted by PyTorch if need be."""
     if not tensor.is_cuda or tensor.device.index != device:
         raise DeviceError(
-            f"{slot.what} lies on device {tensor.device}; valid is cuda:{device} (NumPy arrays "
+            f"{slot.what} is on device {tensor.device}; valid is cuda:{device} (NumPy arrays "
             "are copied there)"
         )
     if tensor.shape != slot.shape:
@@ -226,9 +226,7 @@ def _cupy(slot: ArraySlot, array: Any, device: int, library: ArrayLibrary) -> Ca
     """A CuPy array as an input, converted by CuPy if need be; results are made by ``library``."""
     data = array.data
     if data.device_id != device:
-        raise DeviceError(
-            f"{slot.what} lies on device cuda:{data.device_id}; valid is cuda:{device}"
-        )
+        raise DeviceError(f"{slot.what} is on device cuda:{data.device_id}; valid is cuda:{device}")
     if array.shape != slot.shape:
         slot.check_shape(array.shape)
     if not slot.is_held(array.dtype):
@@ -262,10 +260,10 @@ def _other(slot: ArraySlot, array: Any, device: int) -> CallerArray:
         return _numpy(slot, np.from_dlpack(array))
     if int(device_type) not in (2, 13):  # kDLCUDA, kDLCUDAManaged
         raise DeviceError(
-            f"{slot.what} lies on DLPack device type {int(device_type)}; valid is cuda:{device}"
+            f"{slot.what} is on DLPack device type {int(device_type)}; valid is cuda:{device}"
         )
     if int(index) != device:
-        raise DeviceError(f"{slot.what} lies on device cuda:{int(index)}; valid is cuda:{device}")
+        raise DeviceError(f"{slot.what} is on device cuda:{int(index)}; valid is cuda:{device}")
     namespace = getattr(array, "__array_namespace__", None)
     maker = getattr(namespace(), "from_dlpack", None) if namespace is not None else None
     library = CUPY if maker is None else _Namespace(maker)
@@ -339,7 +337,7 @@ def _output(slot: ArraySlot, array: Any, device: int) -> CallerArray:
             f"PyTorch tensor, {slot.described()}, contiguous"
         )
     if array_device != device:
-        raise DeviceError(f"{slot.what} lies on device {array.device}; valid is cuda:{device}")
+        raise DeviceError(f"{slot.what} is on device {array.device}; valid is cuda:{device}")
     if not has_dtype or tuple(array.shape) != slot.shape or not dense or not writable:
         dtype = str(array.dtype).removeprefix("torch.")
         dense_text = "" if dense else ", not contiguous"

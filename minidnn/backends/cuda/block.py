@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...graph.ir import Node, Stored, Value
 from ...graph.types import FLOATS
-from ...memory import Lifetime, Placed, lifetimes
+from ...memory import ArenaAllocator, Lifetime, lifetimes
 from ...runtime.plan import Plan
 from .memory import ALIGNMENT, aligned
 
@@ -45,18 +45,18 @@ def lay_out(
     graph, arena = plan.graph, plan.arena.offsets
     index = {node: i for i, node in enumerate(graph.nodes)}
     values = [(life, arena[life.value]) for life in lifetimes(graph, plan.annotations)]
-    placed = Placed(
+    allocator = ArenaAllocator(
         len(values) + len(workspaces) + len(graph.inputs) + len(graph.outputs), ALIGNMENT
     )
     for life, offset in values:
         if life.bytes:
-            placed.add(life, offset)
+            allocator.add(life, offset)
     total = max((offset + life.bytes for life, offset in values), default=0)
     total = max(total, plan.arena.bytes)
 
     def place(life: Lifetime) -> int:
         nonlocal total
-        offset = placed.place(life) if life.bytes else 0
+        offset = allocator.place(life) if life.bytes else 0
         total = max(total, offset + life.bytes)
         return offset
 

@@ -80,7 +80,7 @@ from .sequence.reschedule import print_region, print_variants
 from .sequence.vectors import are_separate_operands, print_vectors
 from .strided import pitched, print_broadcast, print_elements, strided_of
 from .sums import print_sums
-from .task import InWorkspace, Pointer, Task, data_of, numbers_of, placed_at, pointer_to
+from .task import InWorkspace, Pointer, Task, data_of, numbers_of, pointer_at, pointer_to
 from .tensor import Tensor, tensor_of
 
 
@@ -175,7 +175,7 @@ class _Lowering:
         if isinstance(op, SumOverRanks):
             return self._sum_over_ranks(node, op)
         if isinstance(op, Concat):
-            return self._join(node, op)
+            return self._concat(node, op)
         if isinstance(op, TakeChannels):
             return (self._take_channels(node, op),)
         if (tasks := tasks_of_row_operator(annotations, node)) is not None:
@@ -248,8 +248,8 @@ class _Lowering:
         slices = [value for value in values if value in self.plan.annotations.placements]
         if slices:
             raise UnsupportedError(
-                f"node {node.name!r}: {node.op.name} cannot read {slices[0]!r}, which lies in a "
-                "slice of a join"
+                f"node {node.name!r}: {node.op.name} cannot read {slices[0]!r}, which is a "
+                "slice of a concatenation"
             )
 
     def _sum_over_ranks(self, node: Node, op: SumOverRanks) -> Sequence[Task]:
@@ -335,32 +335,32 @@ class _Lowering:
     def _contraction(self, node: Node) -> Sequence[Task]:
         if (reason := why_not_bytes(parts_of(node))) is not None:
             raise UnsupportedError(f"node {node.name!r}: {reason}")
-        placed = contraction_of(node, *self._given())
+        bound = contraction_of(node, *self._given())
         if self.any_size:
-            placed = replace(placed, problem=replace(placed.problem, any_size=True))
-        self._check_rows(node, placed)
-        packing, weight = self._filter(node, placed.weight, placed.problem, placed.whole)
+            bound = replace(bound, problem=replace(bound.problem, any_size=True))
+        self._check_rows(node, bound)
+        packing, weight = self._filter(node, bound.weight, bound.problem, bound.whole)
         pointers: list[Pointer] = [
-            placed_at(placed.source),
+            pointer_at(bound.source),
             weight,
-            placed.result,
-            *map(placed_at, placed.others),
-            *map(pointer_to, placed.vectors),
-            *map(pointer_to, placed.before_vectors),
-            *map(pointer_to, placed.reduction),
+            bound.result,
+            *map(pointer_at, bound.others),
+            *map(pointer_to, bound.vectors),
+            *map(pointer_to, bound.before_vectors),
+            *map(pointer_to, bound.reduction),
         ]
         size = sum(task.workspace_bytes for task in packing)
-        return *packing, Task(node, placed.problem, tuple(pointers), (), size)
+        return *packing, Task(node, bound.problem, tuple(pointers), (), size)
 
     def _given(self) -> tuple[Callable[[Value], Tensor], Callable[[Value], bool], bool, str, bool]:
         """The arguments of ``contraction_of`` and ``gradient_of`` after the node."""
         return self.tensor, self._is_planar, self.tf32, self.accuracy, self.deterministic
 
     def _gradient(self, node: Node) -> Task:
-        placed = gradient_of(node, *self._given())
-        _, weight = self._filter(node, placed.weight, placed.problem)
+        bound = gradient_of(node, *self._given())
+        _, weight = self._filter(node, bound.weight, bound.problem)
         return Task(
-            node, placed.problem, (placed_at(placed.source), weight, placed_at(placed.result))
+            node, bound.problem, (pointer_at(bound.source), weight, pointer_at(bound.result))
         )
 
     def _fused_gradient(self, node: Node, op: FusedGradient) -> Task:
@@ -376,12 +376,12 @@ class _Lowering:
             )
 
         rest = (self.tf32, self.accuracy, self.deterministic)
-        placed = gradient_of(op.core, tensor, lambda value: False, *rest)
-        problem = placed.problem
+        bound = gradient_of(op.core, tensor, lambda value: False, *rest)
+        problem = bound.problem
         pointers: list[Pointer] = [
-            Address(outer[gradient], placed.source.bytes) if op.is_kept else InWorkspace(0),
-            pointer_to(outer[placed.weight]),
-            Address(outer[placed.result.value], placed.result.bytes),
+            Address(outer[gradient], bound.source.bytes) if op.is_kept else InWorkspace(0),
+            pointer_to(outer[bound.weight]),
+            Address(outer[bound.result.value], bound.result.bytes),
         ]
         if op.producer is not None:
             producer, others = producer_of(op.producer, tensor)
@@ -439,7 +439,7 @@ class _Lowering:
         if is_linear and slices:
             raise UnsupportedError(
                 f"node {node.name!r}: a linear layer cannot read or write {slices[0]!r}, which "
-                "lies in a slice of a join"
+                "is a slice of a concatenation"
             )
 
     def _take_channels(self, node: Node, op: TakeChannels) -> Task:
@@ -447,12 +447,12 @@ class _Lowering:
         launch, table = print_take_channels(op, node.output.shape[0], sources, out)
         return Task(node, launch, (*map(pointer_to, node.inputs), numbers_of(table), node.output))
 
-    def _join(self, node: Node, op: Concat) -> Sequence[Task]:
+    def _concat(self, node: Node, op: Concat) -> Sequence[Task]:
         """The copies of the operands that their producers did not write in place."""
         axis = op.axis % node.output.type.rank
-        return [self._joined(node, *each, axis) for each in self.plan.annotations.copied(node)]
+        return [self._concat_copy(node, *each, axis) for each in self.plan.annotations.copied(node)]
 
-    def _joined(self, node: Node, value: Value, first: int, axis: int) -> Task:
+    def _concat_copy(self, node: Node, value: Value, first: int, axis: int) -> Task:
         """Copies an operand into a concatenation's result, from index ``first`` of ``axis`` on."""
         out = node.output
         if axis == 1 and out.type.rank == 4 and out.dtype in TYPES:

@@ -32,14 +32,14 @@ _FEW = 32
 _MANY, _MOST = 8192, 1024
 """From so many elements on, a block has so many threads."""
 
-_JOIN = {
+_COMBINE = {
     "sum": "{0} + {1}",
     "mean": "{0} + {1}",
     "prod": "{0} * {1}",
     "max": "md_max({0}, {1})",
     "min": "md_min({0}, {1})",
 }
-_JOIN_INTEGERS = {
+_COMBINE_INTEGERS = {
     "sum": "{0} + {1}",
     "prod": "{0} * {1}",
     "max": "{0} > {1} ? {0} : {1}",
@@ -61,7 +61,7 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
     kept = [axis for axis in range(type.rank) if axis not in op.dims]
     outputs, count = prod(shape[a] for a in kept), prod(shape[a] for a in op.dims)
     is_integer = is_integer_dtype(type.dtype)
-    combines, first = (_JOIN_INTEGERS, _FIRST_INTEGERS) if is_integer else (_JOIN, _FIRST)
+    combines, first = (_COMBINE_INTEGERS, _FIRST_INTEGERS) if is_integer else (_COMBINE, _FIRST)
     by_block = count > _FEW
     threads = _MOST if count >= _MANY else BLOCK
     kind = "long long" if is_integer else "float"
@@ -139,7 +139,7 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
 def reduce_block(
     code: Code,
     value: str,
-    join: str,
+    combine: str,
     declared: bool = False,
     kind: str = "float",
     threads: int = BLOCK,
@@ -156,12 +156,12 @@ def reduce_block(
         code.line(f"{kind} *part = ({kind} *)md_shared;")
     with code.block("for (int s = 16; s; s >>= 1)"):  # the result of a warp is in its lane 0
         code.line(f"const {kind} other = __shfl_down_sync(0xffffffffu, {value}, s);")
-        code.line(f"{value} = {join.format(value, 'other')};")
+        code.line(f"{value} = {combine.format(value, 'other')};")
     code.line(f"if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};")
     code.line("__syncthreads();")
     code.line(f"{value} = part[0];")
     code.line(
-        f"for (int w = 1; w < {threads // 32}; w++) {value} = {join.format(value, 'part[w]')};"
+        f"for (int w = 1; w < {threads // 32}; w++) {value} = {combine.format(value, 'part[w]')};"
     )
     code.line("__syncthreads();")
 
@@ -175,13 +175,13 @@ class Blocks:
     Attributes:
         kind: the C++ type of an accumulator.
         start: the identity of the reduction.
-        join: the expression that combines ``{0}`` and ``{1}``.
+        combine: the expression that combines ``{0}`` and ``{1}``.
     """
 
     code: Code
     kind: str
     start: str
-    join: str
+    combine: str
     count: int
     step: int
 
@@ -217,20 +217,20 @@ class Blocks:
                 code.line(f"#pragma unroll {LONG}")
                 with code.block(f"for ({loop})"):
                     yield
-                code.line(f"level[0] = {self.join.format('level[0]', 'block')};")
+                code.line(f"level[0] = {self.combine.format('level[0]', 'block')};")
                 code.line("blocks++;")
                 for low in range(levels - 1):
                     with code.block(f"if (blocks % {LONG ** (low + 1)} == 0)"):
-                        combined = self.join.format(f"level[{low + 1}]", f"level[{low}]")
+                        combined = self.combine.format(f"level[{low + 1}]", f"level[{low}]")
                         code.line(f"level[{low + 1}] = {combined};")
                         code.line(f"level[{low}] = {self.start};")
-            combined = self.join.format(name, "level[l]")
+            combined = self.combine.format(name, "level[l]")
             code.line(f"for (int l = 0; l < {levels}; l++) {name} = {combined};")
 
     def add(self, value: str) -> None:
         """Prints how an element is combined with those of its block."""
         self.code.line(f"const {self.kind} element = {value};")
-        self.code.line(f"block = {self.join.format('block', 'element')};")
+        self.code.line(f"block = {self.combine.format('block', 'element')};")
 
 
 def _place(index: str, shape: Sequence[int], axes: Sequence[int]) -> str:

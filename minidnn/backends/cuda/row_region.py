@@ -75,8 +75,8 @@ MD_FUNCTION void @_divide(float (&y)[T][N], const float (&x)[T][N], float d) {
 }
 """
 
-_JOIN = {"max": "md_max({0}, {1})", "min": "md_min({0}, {1})", "prod": "{0} * {1}"}
-_JOIN |= {"sum": "{0} + {1}", "mean": "{0} + {1}"}
+_COMBINE = {"max": "md_max({0}, {1})", "min": "md_min({0}, {1})", "prod": "{0} * {1}"}
+_COMBINE |= {"sum": "{0} + {1}", "mean": "{0} + {1}"}
 _NEUTRAL = {"sum": "0.0f", "mean": "0.0f", "prod": "1.0f"}
 _NEUTRAL |= {"max": literal(float("-inf")), "min": literal(float("inf"))}
 
@@ -179,7 +179,7 @@ class _Printer:
                 code.line("float *const shared = (float *)md_shared;")
             code.line(f"const int lane = threadIdx.x % {tile.lanes}u;")
             for name in self.sums.values():
-                code.line(f"float {name}[{tile.turns}][{tile.pack}] = {{}};")
+                code.line(f"float {name}[{tile.iterations}][{tile.pack}] = {{}};")
             first_row = f"blockIdx.x * {tile.beside * self.each}ll + threadIdx.x / {tile.lanes}u"
             with code.block(f"for (int k = 0; k < {self.each}; k++)" if self.each > 1 else ""):
                 step = f" + k * {tile.beside}ll" if self.each > 1 else ""
@@ -263,14 +263,14 @@ class _Printer:
     def _array(self, value: Value) -> str:
         """Declares the array of the thread's elements of a value."""
         name = self.names[value] = self.code.fresh()
-        self.code.line(f"float {name}[{self.tile.turns}][{self.tile.pack}];")
+        self.code.line(f"float {name}[{self.tile.iterations}][{self.tile.pack}];")
         return name
 
     @contextmanager
     def _packs(self) -> Iterator[None]:
         """A loop over a thread's packs ``t``."""
         self.code.line("#pragma unroll")
-        with self.code.block(f"for (int t = 0; t < {self.tile.turns}; t++)"):
+        with self.code.block(f"for (int t = 0; t < {self.tile.iterations}; t++)"):
             yield
 
     @contextmanager
@@ -366,7 +366,7 @@ class _Printer:
         """Prints a node that reduces or normalizes rows."""
         op, x = node.op, self._at(node.inputs[0])
         if isinstance(op, Reduce):
-            name = self._joined(x, op.how)
+            name = self._row_reduction(x, op.how)
             self._define_number(node.output, self._float(name, node.output.dtype))
         elif isinstance(op, LayerNorm):
             self._layer_norm(node, op, x)
@@ -374,10 +374,10 @@ class _Printer:
             assert isinstance(op, (Softmax, LogSoftmax))
             self._softmax(node, x, isinstance(op, LogSoftmax))
 
-    def _joined(self, element: str, how: str) -> str:
+    def _row_reduction(self, element: str, how: str) -> str:
         """Reduces an expression over all elements of a row; returns the name of the result, which
         all threads of the row have."""
-        code, combine = self.code, _JOIN[how]
+        code, combine = self.code, _COMBINE[how]
         name, part = code.fresh(), code.fresh()
         code.line(f"float {name} = {_NEUTRAL[how]};")
         with self._packs(), code.block("" if self.tile.is_full else f"if ({self._inside})"):
@@ -415,7 +415,7 @@ class _Printer:
         """Prints a node whose result is rows ``x`` divided by their numbers ``d``, before the scale
         and shift of a layer normalization."""
         quotient = self.code.fresh()
-        self.code.line(f"float {quotient}[{self.tile.turns}][{self.tile.pack}];")
+        self.code.line(f"float {quotient}[{self.tile.iterations}][{self.tile.pack}];")
         self.code.line(f"@_divide({quotient}, {x}, {d});")
         self._define_rows(node, f"{quotient}[t][j]")
 
@@ -437,29 +437,29 @@ class _Printer:
         """Prints a layer normalization, from rows that are centered in registers."""
         code = self.code
         centered = code.fresh()
-        code.line(f"float {centered}[{self.tile.turns}][{self.tile.pack}];")
+        code.line(f"float {centered}[{self.tile.iterations}][{self.tile.pack}];")
         for _ in range(2):  # the second mean is the rounding error of the first
-            mean = self._joined(x, "mean")
+            mean = self._row_reduction(x, "mean")
             with self._packs(), self._elements():
                 code.line(f"{centered}[t][j] = {x} - {mean};")
             x = f"{centered}[t][j]"
-        variance = self._joined(f"{x} * {x}", "mean")
+        variance = self._row_reduction(f"{x} * {x}", "mean")
         scale = self._float(f"sqrtf({variance} + {literal(op.eps)})")
         self._quotients(node, centered, scale)
 
     def _softmax(self, node: Node, x: str, logarithm: bool) -> None:
         """Prints a softmax or its logarithm, of rows whose maximum is subtracted first."""
         code = self.code
-        top = self._joined(x, "max")
+        top = self._row_reduction(x, "max")
         if logarithm:
-            scale = self._float(f"md_log({self._joined(f'md_exp({x} - {top})', 'sum')})")
+            scale = self._float(f"md_log({self._row_reduction(f'md_exp({x} - {top})', 'sum')})")
             self._define_rows(node, f"({x} - {top}) - {scale}")
             return
         exponential = code.fresh()
-        code.line(f"float {exponential}[{self.tile.turns}][{self.tile.pack}];")
+        code.line(f"float {exponential}[{self.tile.iterations}][{self.tile.pack}];")
         with self._packs(), self._elements():
             code.line(f"{exponential}[t][j] = md_exp({x} - {top});")
-        scale = self._joined(f"{exponential}[t][j]", "sum")
+        scale = self._row_reduction(f"{exponential}[t][j]", "sum")
         self._quotients(node, exponential, scale)
 
     # Column sums

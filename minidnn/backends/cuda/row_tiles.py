@@ -32,14 +32,14 @@ threads as possible."""
 class RowTile:
     """A row is distributed over ``lanes`` neighbouring threads: of a warp, or of a whole block.
 
-    A thread has ``turns`` packs of ``pack`` contiguous elements.  The packs that the threads have
-    at one turn are contiguous in the row, too.
+    A thread has ``iterations`` packs of ``pack`` contiguous elements.  The packs that the threads
+    have in one iteration are contiguous in the row, too.
     """
 
     length: int
     pack: int
     lanes: int
-    turns: int
+    iterations: int
 
     @property
     def packs(self) -> int:
@@ -49,12 +49,12 @@ class RowTile:
     @property
     def elements(self) -> int:
         """Elements of a row that a thread keeps."""
-        return self.turns * self.pack
+        return self.iterations * self.pack
 
     @property
     def is_full(self) -> bool:
-        """Whether every thread has a pack at every turn."""
-        return self.turns * self.lanes == self.packs
+        """Whether every thread has a pack in every iteration."""
+        return self.iterations * self.lanes == self.packs
 
     @property
     def threads(self) -> int:
@@ -111,7 +111,7 @@ def _all(length: int, itemsizes: tuple[int, ...]) -> Iterator[RowTile]:
 
 def _cost(tile: RowTile, itemsizes: tuple[int, ...], kept: int, reductions: int) -> float:
     """The predicted time of one element, in multiples of that of its arithmetic."""
-    wasted = tile.lanes * tile.turns * tile.pack / tile.length
+    wasted = tile.lanes * tile.iterations * tile.pack / tile.length
     reducing = reductions * 3.0 * log2(tile.lanes) / (tile.elements * 12.0)
     if tile.lanes > _WARP:
         reducing += reductions * 40.0 / (tile.elements * 12.0)

@@ -72,7 +72,7 @@ def store(table: CudaTable, constants: np.ndarray, machine: Machine) -> StoredPr
         "copies": [[to.slot, source.slot, source.offset, n] for to, source, n in table.copies],
     }
     stored_plans = [plan.stored() for plan in plans]
-    document["plans"] = [[plan.ids, plan.scalars, plan.joined] for plan in stored_plans]
+    document["plans"] = [[plan.ids, plan.scalars, plan.epilogue_inputs] for plan in stored_plans]
     code: dict[str, bytes | memoryview] = {_UNIT.format(i): unit for unit, i in units.items()}
     code |= {_PLAN.format(i): plan.text.encode() for i, plan in enumerate(stored_plans)}
     # All constants are read to be copied to the device, so checking only a part would save nothing.
@@ -130,9 +130,9 @@ def _table(document: dict[str, Any], code: Callable[[str], memoryview], index: i
         launches.append((launch, CompiledKernel(cubins[unit], name, UNKNOWN)))
     loaded = iter(load_compiled(launches))
     plans = []
-    for i, (ids, scalars, joined) in enumerate(document["plans"]):
+    for i, (ids, scalars, inputs) in enumerate(document["plans"]):
         text = bytes(code(_PLAN.format(i))).decode()
-        plans.append(Execution.restored(StoredExecution(text, ids, scalars, joined), index))
+        plans.append(Execution.restored(StoredExecution(text, ids, scalars, inputs), index))
 
     def row(stored: Sequence[Any]) -> Row:
         kind, operands, *rest = stored

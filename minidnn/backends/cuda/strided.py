@@ -48,8 +48,8 @@ def strided_of(annotations: Annotations, value: Value) -> Strided:
 
 def pitched(annotations: Annotations, value: Value) -> Pitched:
     """The view of a value whose layout is NCHW, for kernels that all engines share."""
-    lies = strided_of(annotations, value)
-    return Pitched(value.type, lies.strides[0] if lies.strides else 1, lies.offset)
+    view = strided_of(annotations, value)
+    return Pitched(value.type, view.strides[0] if view.strides else 1, view.offset)
 
 
 def print_broadcast(annotations: Annotations, node: Node) -> Launch:
@@ -93,7 +93,7 @@ def print_elements(annotations: Annotations, node: Node) -> Launch:
     pointers += [f"{STORED[v.dtype]} *y{i}" for i, v in enumerate(body.outputs)]
     sources = {value: f"x{i}" for i, value in enumerate(operands)}
     results = {value: f"y{i}" for i, value in enumerate(body.outputs)}
-    if any(map(_is_whole, body.nodes)):
+    if any(map(_is_integer, body.nodes)):
         code.lines(HELPERS.splitlines())
     with code.block(f'extern "C" __global__ void @({", ".join(pointers)})'):
         for nodes in op.members:
@@ -134,7 +134,7 @@ def _member(
             name(value, f"{sources[value]}[{_place(value, shape, views[value])}]")
     for node in nodes:
         assert isinstance(node.op, Elementwise)
-        is_integer = _is_whole(node)
+        is_integer = _is_integer(node)
         operands = []
         for value in node.inputs:
             operands.append(code.fresh())
@@ -155,11 +155,11 @@ def _member(
             )
 
 
-def _is_whole(node: Node) -> bool:
+def _is_integer(node: Node) -> bool:
     assert isinstance(node.op, Elementwise)
     return is_integer_dtype(node.op.computed_in([value.dtype for value in node.inputs]))
 
 
-def _place(value: Value, shape: tuple[int, ...], lies: Strided) -> str:
+def _place(value: Value, shape: tuple[int, ...], view: Strided) -> str:
     """The offset of element ``t`` of a value; of its only element, if it is broadcast."""
-    return str(lies.offset) if value.shape != shape else element_of("t", shape, lies)
+    return str(view.offset) if value.shape != shape else element_of("t", shape, view)

@@ -69,28 +69,28 @@ class SumsLaunches:
     bytes: int = 0
 
 
-def print_sums(op: FusedSums, lies: Callable[[Value], Tensor]) -> SumsLaunches:
+def print_sums(op: FusedSums, layout_of: Callable[[Value], Tensor]) -> SumsLaunches:
     """The kernels of a region.
 
     Args:
-        lies: the layout in memory of a value of the body: an input, a constant, or a result.
+        layout_of: the layout in memory of a value of the body: an input, a constant, or a result.
     """
-    return _Printer(op, lies).print()
+    return _Printer(op, layout_of).print()
 
 
 class _Printer:
     """Prints the kernels of one region."""
 
-    def __init__(self, op: FusedSums, lies: Callable[[Value], Tensor]) -> None:
+    def __init__(self, op: FusedSums, layout_of: Callable[[Value], Tensor]) -> None:
         self.op = op
         self.batch, self.channels = op.shape[:2]
         self.plane = prod(op.shape[2:])
         operands = (*op.body.inputs, *op.body.constants)
-        self.tensors = {v: lies(v) for v in operands if v.shape == op.shape}
-        self.numbers = {v: lies(v) for v in op.plane_numbers}
+        self.tensors = {v: layout_of(v) for v in operands if v.shape == op.shape}
+        self.numbers = {v: layout_of(v) for v in op.plane_numbers}
         self.read = (*self.tensors, *self.numbers)
         self.vectors = tuple(v for v in operands if v not in self.read)
-        self.stored = {v: lies(v) for v in op.stored.values()}
+        self.stored = {v: layout_of(v) for v in op.stored.values()}
         self.found = reductions_of(op)
         #: Sums that a thread accumulates for each channel.
         self.many = sum(each.sums for each in self.found)
@@ -129,7 +129,7 @@ class _Printer:
             self._place(beside, parts)
             print_sweep = self._columns if by_columns else self._planes
             print_sweep(wide, step)
-            self._join(by_columns, wide, step, parts)
+            self._reduce_block(by_columns, wide, step, parts)
         width = wide * self.lanes if by_columns else 1
         shared = self.many * threads * (self.lanes if by_columns else 1) + self._shift_count * width
         blocks = self.groups * beside * parts.count
@@ -214,7 +214,7 @@ class _Printer:
             f"column * {t.channel}ll + r / {packs}u * {t.image}ll + {t.offset}"
             for t in self.numbers.values()
         ]
-        self._sweep(step, "threadIdx.x", offsets, "w{}", alike=True)
+        self._sweep(step, "threadIdx.x", offsets, "w{}", one_channel=True)
 
     def _declare(self) -> None:
         """Declares the accumulators of a thread, and the shifts."""
@@ -224,7 +224,7 @@ class _Printer:
             self.code.line(f"float first{i}[{self.lanes}] = {{}};")
 
     def _sweep(
-        self, step: int, thread: str, offsets: Sequence[str], vector: str, alike: bool = False
+        self, step: int, thread: str, offsets: Sequence[str], vector: str, one_channel: bool = False
     ) -> None:
         """Prints how a thread adds every ``step``-th pack of the block.
 
@@ -233,7 +233,7 @@ class _Printer:
             offsets: of pack ``r`` in each tensor that is read, each operand with a number for each
                 plane, and each tensor that is stored.
             vector: the element of a vector, a format of its number.
-            alike: whether all elements of a pack are of one channel.
+            one_channel: whether all elements of a pack are of one channel.
         """
         code, lanes = self.code, self.lanes
         moments = [each for each in self.found if isinstance(each, MeanAndVariance)]
@@ -245,7 +245,7 @@ class _Printer:
                     for i, each in enumerate(moments):
                         value = values[each.variance.inputs[0]]
                         code.line(f"first{i}[j] += {value} * {literal(1 / _AROUND)};")
-            if alike:
+            if one_channel:
                 for i, _ in enumerate(moments):
                     code.line(f"for (int j = 1; j < {lanes}; j++) first{i}[j] = first{i}[0];")
         if self.numbers:
@@ -347,7 +347,7 @@ class _Printer:
         names |= {value: vector.format(i) for i, value in enumerate(self.vectors)}
         return print_values(self.code, self.op, names)
 
-    def _join(self, by_columns: bool, wide: int, step: int, parts: PartialSums) -> None:
+    def _reduce_block(self, by_columns: bool, wide: int, step: int, parts: PartialSums) -> None:
         """Prints how the threads of a block combine their sums, in a fixed order."""
         code, lanes = self.code, self.lanes
         width = wide * lanes if by_columns else 1

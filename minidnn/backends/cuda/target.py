@@ -128,7 +128,7 @@ class CudaTarget(Target):
         if isinstance(op, Reshaping):
             planes = [value.type.plane[2:] for value in (*node.inputs, node.output)]
             return _BOTH if all(plane == (1, 1) for plane in planes) else (PLANAR,)
-        if (layouts := _turned(node)) is not None:
+        if (layouts := _transposed_layouts(node)) is not None:
             return layouts[1:]
         if not _takes_layouts(node):
             return (PLANAR,)
@@ -148,7 +148,7 @@ class CudaTarget(Target):
 
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
         """A Transpose to or from channels last reads the other layout, so that it moves no data."""
-        layouts = _turned(node)
+        layouts = _transposed_layouts(node)
         return layout if layouts is None else layouts[0]
 
     def reads_any(self, node: Node, value: Value) -> bool:
@@ -208,7 +208,7 @@ class CudaTarget(Target):
     def _why_not_summed(self, region: FusedSequence) -> str | None:
         """Why a sequence cannot add up planes that it computes; None if it can."""
         if self.precision != "float32":
-            return "values may come to lie channels last, where no thread has a part of a plane"
+            return "values may become channels last, where no thread has a part of a plane"
         if choose_sums(region, self.device.local_bytes) is None:
             return "its planes do not stay in registers"
         return None
@@ -248,7 +248,7 @@ class CudaTarget(Target):
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         exact = self.is_exact(contraction)
         if contraction.inputs[0].dtype in INT8_DTYPES:
-            return "bytes are read as they lie"
+            return "its int8 input is read without a prologue"
         if contraction.output.dtype not in HALF_DTYPES and not exact:
             return "no kernel does so in tf32"
         op, weight = contraction.op, contraction.inputs[1]
@@ -278,7 +278,7 @@ class CudaTarget(Target):
     def refuse_part(self, node: Node, value: Value, channel: int) -> str | None:
         gradient = isinstance(node.op, FusedGradient) and value in _multiplied(node, node.op)
         if gradient or isinstance(node.op, _GRADIENTS):
-            return "cuDNN copies it each time where pixels do not follow each other"
+            return "cuDNN copies it each time where pixels are not contiguous"
         contracts = isinstance(node.op, (Contraction, FusedContraction))
         if not _takes_layouts(node) or (contracts and value is _weight(node)):
             return f"{node.op.name} reads a value of its own"
@@ -331,7 +331,7 @@ def _why_not_behind_sums(contraction: Node, node: Node) -> str | None:
     return reads_otherwise(node)
 
 
-def _turned(node: Node) -> tuple[Layout, Layout] | None:
+def _transposed_layouts(node: Node) -> tuple[Layout, Layout] | None:
     """The layouts of operand and result with which a Transpose to or from channels last moves no
     data; None for other nodes."""
     if not isinstance(node.op, Transpose) or node.output.dtype not in TYPES:

@@ -72,6 +72,6 @@ def at_offset(value: Value, elements: int) -> Pointer:
     return Address(value, elements * (value.type.bytes // value.type.size))
 
 
-def placed_at(place: Address) -> Pointer:
+def pointer_at(address: Address) -> Pointer:
     """What a pointer to an address points to: constant data, if the value there is a constant."""
-    return data_of(place.value) if isinstance(place.value, Constant) else place
+    return data_of(address.value) if isinstance(address.value, Constant) else address

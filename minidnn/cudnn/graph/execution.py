@@ -96,13 +96,13 @@ class StoredExecution:
         text: cuDNN's serialized plan, which holds code: whoever executes it trusts who made it.
         ids: cuDNN's unique ids of the inputs, the outputs and the constants.
         scalars: the dtype and value of each constant.
-        joined: positions among the inputs of those that point-wise operations read.
+        epilogue_inputs: positions among the inputs of those that point-wise operations read.
     """
 
     text: str
     ids: Sequence[int]
     scalars: Sequence[tuple[str, float]]
-    joined: Sequence[int]
+    epilogue_inputs: Sequence[int]
 
 
 class Execution:
@@ -114,7 +114,7 @@ class Execution:
     Args:
         ids: cuDNN's unique ids of the inputs, the outputs and the constants.
         scalars: the dtype and value of each constant.
-        joined: positions among the inputs of those that point-wise operations read.
+        epilogue_inputs: positions among the inputs of those that point-wise operations read.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Execution:
         device: int | None,
         ids: Sequence[int],
         scalars: Sequence[tuple[str, float]],
-        joined: Sequence[int],
+        epilogue_inputs: Sequence[int],
     ) -> None:
         self.device = device
         self.workspace = int(
@@ -133,7 +133,7 @@ class Execution:
         self._ids = ids
         self._given = scalars
         self._scalars = [HOST_TYPES[dtype](value) for dtype, value in scalars]
-        self._joined = joined
+        self._epilogue_inputs = epilogue_inputs
         self._lock = threading.Lock()
         self._packs: OrderedDict[tuple[int, ...], BackendDescriptor] = OrderedDict()
 
@@ -148,12 +148,12 @@ class Execution:
         made.set(A.CUDNN_ATTR_EXECUTION_PLAN_HANDLE, T.CUDNN_TYPE_HANDLE, current_handle())
         made.set_text(A.CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, stored.text)
         made.finalize()
-        return Execution(made, device, stored.ids, stored.scalars, stored.joined)
+        return Execution(made, device, stored.ids, stored.scalars, stored.epilogue_inputs)
 
     def stored(self) -> StoredExecution:
         """The plan in the form in which a file holds it."""
         text = self._descriptor.get_text(A.CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION)
-        return StoredExecution(text, self._ids, self._given, self._joined)
+        return StoredExecution(text, self._ids, self._given, self._epilogue_inputs)
 
     def describe(self) -> str:
         """What the plan computes, in one line, as far as that is known."""
@@ -172,7 +172,7 @@ class Execution:
 
     def _reads_early(self, settled: Sequence[int]) -> bool:
         """Whether its kernel may read an input before the preceding kernel has written it."""
-        if not set(self._joined).difference(settled) or self.device is None:
+        if not set(self._epilogue_inputs).difference(settled) or self.device is None:
             return False
         return begin_early(self.device)
 

@@ -108,7 +108,7 @@ class Plan(Execution):
             target.index,
             [lower.uid(i) for i in (*spec.inputs, *spec.outputs, *spec.scalars)],
             [(spec.tensors[i].dtype, v) for i, v in zip(spec.scalars, scalars, strict=True)],
-            [spec.inputs.index(i) for i in spec.joined],
+            [spec.inputs.index(i) for i in spec.epilogue_inputs],
         )
         self.spec = spec
         self.target = target

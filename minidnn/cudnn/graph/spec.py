@@ -223,7 +223,7 @@ class GraphSpec:
         return any(isinstance(node, Convolution | Matmul) for node in self.nodes)
 
     @property
-    def joined(self) -> tuple[int, ...]:
+    def epilogue_inputs(self) -> tuple[int, ...]:
         """The inputs that the point-wise epilogue or prologue of a contraction reads."""
         if not self.contracts:
             return ()

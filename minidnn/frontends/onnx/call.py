@@ -22,12 +22,12 @@ from minidnn.graph.ir import Constant, Value
 _FIELDS = {1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings"}
 _KINDS = {
     1: "a number",
-    2: "a whole number",
+    2: "an integer",
     3: "a text",
     4: "a tensor",
     5: "a graph",
     6: "numbers",
-    7: "whole numbers",
+    7: "integers",
     8: "texts",
 }
 
@@ -75,7 +75,7 @@ class OnnxCall:
         if len(self._attributes) < len(proto.attribute):
             names = [attribute.name for attribute in proto.attribute]
             twice = next(name for name in names if names.count(name) > 1)
-            raise GraphError(f"attribute {twice!r:.50} stands there twice")
+            raise GraphError(f"attribute {twice!r:.50} appears twice")
 
     def __len__(self) -> int:
         return len(self._operands)
@@ -131,7 +131,7 @@ class OnnxCall:
             return None
         if array.dtype.kind != "i" or array.ndim > 1:
             raise GraphError(
-                f"its {what} is {array.dtype}{list(array.shape)}; valid is a list of whole numbers"
+                f"its {what} is {array.dtype}{list(array.shape)}; valid is a list of integers"
             )
         return [int(number) for number in array.reshape(-1)]
 

@@ -372,7 +372,7 @@ class Nodes:
     def _branch(self, graph: Any, proto: Any, label: str, scope: Scope) -> tuple[Value, ...]:
         """Inlines a branch, a node's graph attribute, which sees the names of enclosing scopes."""
         if scope.depth >= DEEPEST:
-            raise NotConverted(f"branches stand more than {DEEPEST} deep in each other")
+            raise NotConverted(f"branches are nested more than {DEEPEST} deep")
         if len(graph.input) or len(graph.output) != len(proto.output):
             raise GraphError(
                 f"its branch has {len(graph.input)} inputs and {len(graph.output)} outputs; valid "

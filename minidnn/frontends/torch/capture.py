@@ -292,7 +292,7 @@ def capture(
     name = type(root).__name__
     with CAPTURING, torch.no_grad():
         try:
-            with _unheard(), layers_in_full():
+            with _logs_silenced(), layers_in_full():
                 program = contextvars.copy_context().run(_exported, root, args, kwargs or {})
         except Exception as error:  # exporting may raise anything
             with unchanged(root):
@@ -344,7 +344,7 @@ def _held(root: nn.Module, name: str) -> Held:
 
 
 @contextlib.contextmanager
-def _unheard() -> Iterator[None]:
+def _logs_silenced() -> Iterator[None]:
     """Silences PyTorch's log, which repeats the tracebacks of exceptions that are handled here."""
     log = logging.getLogger("torch")
     level = log.level

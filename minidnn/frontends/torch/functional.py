@@ -248,8 +248,8 @@ def _check_gradients(taped: Iterable[Node]) -> None:
     for node in taped:
         if str(node.target) in _WRONG_GRADIENTS and is_tracked(node):
             raise UnsupportedError(
-                f"{node.name} requires a gradient, and PyTorch's {node.target}, which stands for a "
-                f"write in place, {_WRONG_GRADIENTS[str(node.target)]}"
+                f"{node.name} requires a gradient, and PyTorch's {node.target}, the functional "
+                f"form of a write in place, {_WRONG_GRADIENTS[str(node.target)]}"
             )
 
 

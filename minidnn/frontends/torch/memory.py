@@ -45,16 +45,16 @@ class Memory:
 
     def __init__(self, graph: Graph) -> None:
         #: The union-find forest: the parent of each storage that is not a root.
-        self._joined: dict[int, int] = {}
+        self._parents: dict[int, int] = {}
         for node in graph.nodes:
             viewed = node.args[0] if _is_view(node) else None
             if isinstance(viewed, Node):
-                self.join(node, viewed)
+                self.merge(node, viewed)
 
-    def join(self, one: Node, other: Node) -> None:
+    def merge(self, one: Node, other: Node) -> None:
         """Records that two values share memory."""
         roots = sorted(self.of(one) | self.of(other))
-        self._joined.update((storage, roots[0]) for storage in roots[1:])
+        self._parents.update((storage, roots[0]) for storage in roots[1:])
 
     def of(self, node: Node) -> frozenset[int]:
         """The storages of a node's value, or of all tensors in its list."""
@@ -66,8 +66,8 @@ class Memory:
         return [operand for operand in node.all_input_nodes if storages & self.of(operand)]
 
     def _first(self, storage: int) -> int:
-        while storage in self._joined:
-            storage = self._joined[storage]
+        while storage in self._parents:
+            storage = self._parents[storage]
         return storage
 
 
@@ -192,7 +192,7 @@ def returned_operand(node: Node) -> Node | None:
     if name not in _CONVERSIONS:
         return None
     outputs, inputs = _tensors(node), _tensors(operand)
-    return operand if outputs and inputs and _lying(outputs[0]) == _lying(inputs[0]) else None
+    return operand if outputs and inputs and _view(outputs[0]) == _view(inputs[0]) else None
 
 
 def written_views(piece: GraphModule) -> dict[Node, list[Node | None]]:
@@ -253,7 +253,7 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _lying(tensor: torch.Tensor) -> Any:
+def _view(tensor: torch.Tensor) -> Any:
     """The storage, offset, shape, strides, dtype and device of a tensor: those of two tensors are
     equal if they are the same view."""
     address = _storage(tensor), str(tensor.storage_offset())

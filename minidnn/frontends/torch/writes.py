@@ -122,7 +122,7 @@ def check_untaped_writes(piece: GraphModule, args: Sequence[Any], enabled: bool)
     # Tensors that require gradients, by storage: those that the piece computes, and non-leaf
     # arguments.
     made: dict[int, Node] = {}
-    lent: dict[int, Node] = {}
+    owners: dict[int, Node] = {}
     # Storages of arguments that were written to past the tape.
     quiet: set[int] = set()
     # Storages that were read on the tape, and nodes that come from a ``tensor.data``.
@@ -140,12 +140,12 @@ def check_untaped_writes(piece: GraphModule, args: Sequence[Any], enabled: bool)
                     f"{node.name} writes to {made[storage].name}, which requires a gradient, past "
                     "PyTorch's tape"
                 )
-            if storage in lent and (enabled if is_quiet else storage in quiet):
+            if storage in owners and (enabled if is_quiet else storage in quiet):
                 raise UnsupportedError(
-                    f"{node.name} writes to {lent[storage].name}, which requires a gradient, and "
+                    f"{node.name} writes to {owners[storage].name}, which requires a gradient, and "
                     "not all that is written to it is on PyTorch's tape"
                 )
-            if is_quiet and storage in lent:
+            if is_quiet and storage in owners:
                 quiet.add(storage)
             if written in data and storage in read:
                 raise UnsupportedError(
@@ -160,7 +160,7 @@ def check_untaped_writes(piece: GraphModule, args: Sequence[Any], enabled: bool)
         if node.op == "placeholder":
             arg = next(remaining)
             if _requires_grad(node) and isinstance(arg, torch.Tensor) and not arg.is_leaf:
-                lent.update(dict.fromkeys(_storages(node), node))
+                owners.update(dict.fromkeys(_storages(node), node))
         elif _requires_grad(node):
             made.update(dict.fromkeys(_storages(node), node))
 

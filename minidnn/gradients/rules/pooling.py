@@ -36,11 +36,11 @@ _EXACT = 256
 def window(call: Backward) -> Sequence[Value | None]:
     """The rule of all windows: maxima, averages, and sums of any formula."""
     shape = call.op.window()
-    if shape.chooses and shape.join == "max":
+    if shape.chooses and shape.reduction == "max":
         return [_of_maximum(call, shape)]
     if shape.averages:
         return [_of_average(call, shape)]
-    if shape.join == "sum" and shape.is_finished:
+    if shape.reduction == "sum" and shape.is_finished:
         return [
             _of_tapped_sum(call, shape, i) if wanted else None
             for i, wanted in enumerate(call.wanted)

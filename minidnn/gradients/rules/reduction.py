@@ -19,7 +19,7 @@ from minidnn.graph.recorder import current_recorder
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply
 
-REASONS[ops.ArgMax] = "it gives places, which are whole numbers and change by steps"
+REASONS[ops.ArgMax] = "it returns indices, which are piecewise constant"
 
 
 @rule(ops.Reduce)
@@ -39,7 +39,7 @@ def reduce(call: Backward) -> Sequence[Value | None]:
         case "prod":
             return [_products_of_others(x, dims) * gradient]
     if call.op.first:
-        return [_to_first_extreme(x, gradient, dims[0], turned=call.op.how == "min")]
+        return [_to_first_extreme(x, gradient, dims[0], smallest=call.op.how == "min")]
     return [_shared(x, viewed(output, kept), gradient, dims)]
 
 
@@ -62,12 +62,12 @@ def _cast(x: Value, dtype: str) -> Value:
     return apply(ops.Formula(argument(0), title="Cast", dtype=dtype), x)
 
 
-def _to_first_extreme(x: Value, gradient: Value, axis: int, turned: bool) -> Value:
+def _to_first_extreme(x: Value, gradient: Value, axis: int, smallest: bool) -> Value:
     """The gradient of an extreme that goes to its first element alone.
 
-    The extreme is the maximum, or the minimum if ``turned``; NaN counts as either.
+    The extreme is the maximum, or the minimum if ``smallest``; NaN counts as either.
     """
-    oriented = apply(ops.Formula(-argument(0), title="Turned"), x) if turned else x
+    oriented = apply(ops.Formula(-argument(0), title="Turned"), x) if smallest else x
     index = apply(ops.ArgMax(axis, keepdim=True), oriented)
     shape = tuple(x.shape[axis] if d == axis else 1 for d in range(x.type.rank))
     is_first = np.equal(index, np.arange(x.shape[axis]).reshape(shape))

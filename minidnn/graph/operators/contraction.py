@@ -209,7 +209,7 @@ def _advice_on_channels(shape: tuple[int, ...], channels: int) -> str:
     if shape[-1] != channels:
         return ""
     channels_first = (shape[0], shape[-1], *shape[1:-1])
-    return f"; its channels seem to lie last, and valid is channels first, {channels_first}"
+    return f"; its channels seem to be last, and valid is channels first, {channels_first}"
 
 
 def _advice_on_features(x: TensorType, weight: TensorType) -> str:

@@ -128,8 +128,8 @@ class Pool2d(Windowed):
             f"divisor={divisor!r}; valid is a non-zero int or None",
         )
         self.require(
-            self.shape.join in COMBINERS,
-            f"join={self.shape.join!r}; valid is one of {', '.join(COMBINERS)}",
+            self.shape.reduction in COMBINERS,
+            f"reduction={self.shape.reduction!r}; valid is one of {', '.join(COMBINERS)}",
         )
         for name, formula, arity in (
             ("tap", self.shape.tap, operands + 1),
@@ -158,8 +158,8 @@ class Pool2d(Windowed):
         self.require(
             max(axis.padding) < axis.reach,
             f"padding={axis.padding} of kernel={axis.kernel}, dilation={axis.dilation}; valid "
-            f"is less than the {axis.reach} positions of the window, so that no window lies in "
-            "the padding alone",
+            f"is less than the {axis.reach} positions of the window, so that no window is "
+            "padding alone",
         )
 
     @property
@@ -183,7 +183,7 @@ def _check_window(op: MaxPool2d | AvgPool2d) -> None:
         op.require(
             2 * pad <= kernel,
             f"padding={op.padding} is more than half of kernel_size={op.kernel_size}; "
-            "valid is at most half, so that no window lies in the padding alone",
+            "valid is at most half, so that no window is padding alone",
         )
 
 

@@ -72,7 +72,7 @@ class Reduce(Reduction):
         self.require(x.dtype in NUMBERS, f"input is {x}; valid are {', '.join(NUMBERS)}")
         self.require(
             x.dtype in FLOATS or self.how != "mean",
-            f"input is {x}; the mean of whole numbers is none; valid are {', '.join(FLOATS)}",
+            f"input is {x}; the mean of integers is none; valid are {', '.join(FLOATS)}",
         )
         self.require(
             max(self.dims, default=-1) < x.rank,

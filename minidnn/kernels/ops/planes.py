@@ -144,7 +144,7 @@ class PlaneGrid:
     def place(
         self,
         param: Param,
-        lies: PlaneStrides,
+        strides: PlaneStrides,
         y: Expr | None = None,
         x: Expr | None = None,
         c: Expr | None = None,
@@ -152,29 +152,31 @@ class PlaneGrid:
         """The offset of the point's element in a value, which is broadcast along axes of size 1; or
         of the element in another row, column and channel."""
         made, channel = self.made, c or self.c
-        place = self.size(f"{param.name}_offset", lies.offset)
-        is_shared = lies.channels == 1 < made.channels
+        place = self.size(f"{param.name}_offset", strides.offset)
+        is_shared = strides.channels == 1 < made.channels
         if is_shared:
             channel = constant(0)
-        if lies.first:
-            channel = channel + self.size(f"{param.name}_first", lies.first)
-        if lies.block > 1 and lies.block == self.block and not (lies.first or is_shared):
+        if strides.first:
+            channel = channel + self.size(f"{param.name}_first", strides.first)
+        if strides.block > 1 and strides.block == self.block and not (strides.first or is_shared):
             place, channel = place + LANE, self._block
-        elif lies.block > 1:
-            place, channel = place + channel % lies.block, channel // lies.block
-        row = 0 if y is None and lies.rows == 1 < made.rows else lies.row
-        pixel = 0 if x is None and lies.columns == 1 < made.columns else lies.pixel
+        elif strides.block > 1:
+            place, channel = place + channel % strides.block, channel // strides.block
+        row = 0 if y is None and strides.rows == 1 < made.rows else strides.row
+        pixel = 0 if x is None and strides.columns == 1 < made.columns else strides.pixel
         ends = (
-            ("image", self.n, lies.image),
-            ("channel", channel, lies.channel),
+            ("image", self.n, strides.image),
+            ("channel", channel, strides.channel),
             ("row", y or self.y, row),
             ("pixel", x or self.x, pixel),
         )
-        side = "channel" if self._in_pixel or lies.pixel != lies.block else "pixel"
+        side = "channel" if self._in_pixel or strides.pixel != strides.block else "pixel"
         # Of contiguous pixels there may be one, which is broadcast at other sizes.
         knows = self._schedule.lanes or side == "channel" or param.is_written or x is not None
         for name, at, step in ends:
-            known = getattr(lies, name) == 0 or (knows and name == side and step <= lies.block)
+            known = getattr(strides, name) == 0 or (
+                knows and name == side and step <= strides.block
+            )
             place = place + at * (step if known else self.size(f"{param.name}_{name}", step))
         return place
 

@@ -37,7 +37,7 @@ def why_not(nodes: Sequence[Node], dtypes: Collection[str]) -> str | None:
     """Why :func:`lower` does not take nodes, whose values have these dtypes; None if it does."""
     made = [node.output for node in nodes]
     if not all(isinstance(node.op, (Elementwise, Windowed)) for node in nodes):
-        return "it joins channels"
+        return "it concatenates channels"
     if len({value.type.plane for value in made}) != 1:
         return "its results have several sizes"
     values = [value for node in nodes for value in (*node.inputs, *node.outputs)]
@@ -162,12 +162,12 @@ class _Lowering:
         def read(y: Expr, x: Expr) -> list[Expr]:
             return [self._read(value, y, x) for value in under]
 
-        body, result = _joined(how, extent, (grid.y, grid.x), read, here, name)
+        body, result = _reduced(how, extent, (grid.y, grid.x), read, here, name)
         self.body += body
         return result
 
 
-def _joined(
+def _reduced(
     window: Window,
     extent: tuple[Expr, Expr],
     at: tuple[Expr, Expr],

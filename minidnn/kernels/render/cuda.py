@@ -81,7 +81,7 @@ class _Cuda(Printer):
         if fold.count.op == "const":
             super().fold(fold)
             return
-        assert fold.condition is None and not fold.join.chooses, self.kernel.kind
+        assert fold.condition is None and not fold.combiner.chooses, self.kernel.kind
         name = fold.name.value
         with self.code.block(f"const auto {name}_of = [&](int {fold.index.value}) -> float"):
             self.block(fold.body)

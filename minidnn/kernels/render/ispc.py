@@ -79,7 +79,7 @@ class _Ispc(Printer):
         if fold.condition is None or not _differs(fold.condition, self._varying):
             return super().folded(fold)
         value = self.code.fresh()
-        self.code.line(f"float {value} = {literal(fold.join.identity)};")
+        self.code.line(f"float {value} = {literal(fold.combiner.identity)};")
         with self.code.block(f"if ({self.text(fold.condition)})"):
             self.code.line(f"{value} = {super().folded(replace(fold, condition=None))};")
         return value

@@ -94,7 +94,7 @@ class Printer(ABC):
         def declare(name: str, text: str) -> None:
             assign(f"float {name}", text)
 
-        loop = TapLoop(self.code, self.INDEX, declare, assign, str, self.DIALECT, fold.join)
+        loop = TapLoop(self.code, self.INDEX, declare, assign, str, self.DIALECT, fold.combiner)
         loop.print(fold.name.value, fold.count.value, value)
 
     def folded(self, fold: FoldRange) -> str:

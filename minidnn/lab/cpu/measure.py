@@ -129,7 +129,7 @@ def checked(job: CpuJob, pool: Pool) -> Callable[[], None]:
     if (wrong := first_wrong(result_array, expected, job.operands.tolerance)) is not None:
         raise WrongResultError(f"the result is wrong: {wrong}")
     if guarded.stray_write() is not None:
-        raise WrongResultError("memory beside the result was written")
+        raise WrongResultError("memory outside the result was written")
     return bound(AlignedMemory(expected.nbytes))
 
 

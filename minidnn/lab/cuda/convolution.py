@@ -15,7 +15,7 @@ import numpy as np
 from ..operands import ConvolutionShape, convolve
 from ..step import KERNELS, Block, Ladder, Parameters
 from . import fft_work
-from .convolution_work import direct, halo, halves, implicit, tensor, unfold
+from .convolution_work import direct, halo, halo_float16, implicit, tensor, unfold
 from .step import MOST_STATIC, CudaStep, KernelBefore, Sizes
 
 SHAPE = ConvolutionShape(1, 4, 4, 4, 1, 2, 2)
@@ -285,7 +285,7 @@ CONVOLUTION = Ladder(
         _step(
             "halves",
             sizes=_halo,
-            work=halves,
+            work=halo_float16,
             parameters=_POSITIONS,
             refusal=_whole_vectors,
             helps=("memory", "L2"),

@@ -48,20 +48,20 @@ def a_product(shape: ConvolutionShape, instructions: Instructions) -> float:
     return product + row / shape.window_width + channel / shape.taps
 
 
-def _joined(group: int, before: int) -> int:
+def _load_width(group: int, before: int) -> int:
     """The width of the vector loads that the compiler makes of neighbouring weights: the widest
     to which both the group and the weights' offset, behind the input tile, are aligned."""
     return next(width for width in (4, 2, 1) if group % width == before % width == 0)
 
 
-def _tap_reads(shape: ConvolutionShape, tile_width: int, joined: bool) -> dict[int, list[int]]:
+def _tap_reads(shape: ConvolutionShape, tile_width: int, paired: bool) -> dict[int, list[int]]:
     """The taps of a window by the width of the load that reads them: two neighbours at once where
     the compiler knows that the pair is aligned, as with an even stride."""
     taps_by_width: dict[int, list[int]] = {}
     for i in range(shape.window_height):
         j = 0
         while j < shape.window_width:
-            pair = joined and shape.stride % 2 == 0 and shape.dilation == 1
+            pair = paired and shape.stride % 2 == 0 and shape.dilation == 1
             pair = pair and (i * tile_width + j) % 2 == 0 and j + 1 < shape.window_width
             taps_by_width.setdefault(1 + pair, []).append(i * shape.window_width + j)
             j += 1 + pair
@@ -180,7 +180,7 @@ def direct(
     )
 
 
-def halves(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Work:
+def halo_float16(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Work:
     """Returns the work of a step like :func:`halo`, with all operands in float16."""
     work = halo(shape, block, parameters, width=4)
     accesses = [replace(one, bytes=2 if one.space == "global" else 4) for one in work.accesses]
@@ -219,7 +219,7 @@ def halo(
     channels = blocks * shape.channels
     thread = lanes(count)
     tap_reads = []
-    for wide, taps_of in _tap_reads(shape, tile_width, joined=instructions is None).items():
+    for wide, taps_of in _tap_reads(shape, tile_width, paired=instructions is None).items():
         i, j = np.divmod(np.repeat(taps_of, positions), shape.window_width)
         i, j = i.reshape(-1, 1, 1), j.reshape(-1, 1, 1)
         position = np.tile(np.arange(positions), len(taps_of)).reshape(-1, 1, 1)
@@ -235,7 +235,7 @@ def halo(
     ]
     copied = float((element >= 0).any(-1).sum())
     if "GROUP" in parameters:
-        width = max(width, _joined(group, tile_width * tile_height))
+        width = max(width, _load_width(group, tile_width * tile_height))
         offsets = range(0, shape.taps * group, width)
         element = turns(count, shape.taps * group)
         sampled = sample(groups, _PLANES)

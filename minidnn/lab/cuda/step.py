@@ -217,7 +217,7 @@ class CudaStep(LadderStep):
         ]
 
     @cached_property
-    def halves(self) -> frozenset[str]:
+    def float16_operands(self) -> frozenset[str]:
         """The operands that are stored in float16."""
         return self._named(_HALF)
 
@@ -252,12 +252,12 @@ class CudaStep(LadderStep):
             if count > limit:
                 return f"{name} has {count} elements; there may be {limit}"
         for sizes in (*(one.sizes for one in self.before), self.sizes):
-            if (reason := _unfit(sizes(shape, block, parameters), machine)) is not None:
+            if (reason := _why_unfit(sizes(shape, block, parameters), machine)) is not None:
                 return reason
         return None
 
 
-def _unfit(sizes: Sizes, machine: Machine) -> str | None:
+def _why_unfit(sizes: Sizes, machine: Machine) -> str | None:
     """Why a launch cannot be made; None if it can."""
     grid, _, shared_bytes = sizes
     for axis, blocks, limit in zip("xyz", grid, _MOST_GRID, strict=True):

@@ -229,11 +229,11 @@ def as_labels(
     """Scores, targets, and the mask of those that count, each of shape (samples, labels)."""
     if owner.task == "binary":
         if output.size != target.size:
-            raise _misfit(owner, output, target, "as many elements each")
+            raise _shape_error(owner, output, target, "as many elements each")
         output, target = output.reshape(-1, 1), target.reshape(-1, 1)
     else:
         if output.shape != target.shape or output.ndim < 2:
-            raise _misfit(owner, output, target, "(N, labels, ...) for both")
+            raise _shape_error(owner, output, target, "(N, labels, ...) for both")
         output, target = (np.moveaxis(a, 1, -1).reshape(-1, a.shape[1]) for a in (output, target))
     keep = counting(owner, target)
     wrong = keep & (target != 0) & (target != 1)
@@ -245,7 +245,7 @@ def as_labels(
     return output.astype(np.float64), target, keep
 
 
-def _misfit(owner: Metric, output: np.ndarray, target: np.ndarray, valid: str) -> GraphError:
+def _shape_error(owner: Metric, output: np.ndarray, target: np.ndarray, valid: str) -> GraphError:
     """The error of an output and a target whose shapes do not fit."""
     return GraphError(
         f"{type(owner).__name__}: the output has shape {output.shape} and the target "

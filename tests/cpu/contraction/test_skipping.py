@@ -74,7 +74,7 @@ def test_rows_of_taps_are_those_that_meet_an_input() -> None:
     ):
         problem = replace(
             plain,
-            size=(size, 9),
+            in_size=(size, 9),
             kernel=(taps, 3),
             stride=(down, 1),
             dilation=(apart, 1),

@@ -240,9 +240,7 @@ def test_reasons() -> None:
     assert reason(replace(base, op=conv((2, 1)))) == ("stride (2, 1) and dilation (1, 1) are not 1")
     assert reason(replace(base, op=conv(groups=2))) == "it has 2 groups"
     assert reason(replace(base, before=(ReLU(),))) == "a prologue comes before it"
-    assert reason(replace(base, layouts="pb")) == (
-        "its input does not lie in blocks of 16 channels"
-    )
+    assert reason(replace(base, layouts="pb")) == ("its input is not in blocks of 16 channels")
 
 
 @pytest.mark.parametrize("isa", [AVX2, AVX512], ids=lambda isa: isa.name)

@@ -71,7 +71,7 @@ def _cycles(scheme: Scheme, threads: int, grain: int) -> float:
 
 def task_cycles(scheme: Scheme) -> float:
     """Cycles of the sums of one task, averaged over all tasks."""
-    total = cycles_of(scheme.tile, scheme.problem.out, scheme.problem.depth)
+    total = cycles_of(scheme.tile, scheme.problem.out_size, scheme.problem.depth)
     return total * scheme.taken_rows / (scheme.blocks * scheme.tile.groups)
 
 
@@ -140,10 +140,10 @@ def overlapped(compute: float, memory: float) -> float:
 def memory_bytes(scheme: Scheme, cache: int) -> int:
     """Bytes that a run moves to and from memory."""
     problem = scheme.problem
-    pixels = problem.batch * problem.out[0] * problem.out[1]
-    size = problem.size[0] * problem.size[1]
-    inputs = 4 * problem.batch * problem.groups * problem.inputs * size
-    result = 4 * pixels * problem.groups * problem.outputs
+    pixels = problem.batch * problem.out_size[0] * problem.out_size[1]
+    size = problem.in_size[0] * problem.in_size[1]
+    inputs = 4 * problem.batch * problem.groups * problem.in_channels * size
+    result = 4 * pixels * problem.groups * problem.out_channels
     moved = 4 * scheme.groups * scheme.slots * problem.depth
     if inputs > cache // 2:
         moved += inputs
@@ -194,7 +194,9 @@ def choose_scheme(
     schemes: list[Scheme] = []
     for geometry in _seen(problem, isa.lanes):
         shape = _shape(geometry, has_prologue, isa, compensated)
-        tile = choose_tile(geometry.out, shape.vectors, geometry.depth, isa, shape.most_vectors)
+        tile = choose_tile(
+            geometry.out_size, shape.vectors, geometry.depth, isa, shape.most_vectors
+        )
         schemes += _blocked(geometry, shape, tile)
     return min(schemes, key=lambda scheme: block_cycles(scheme, threads))
 
@@ -220,8 +222,8 @@ def schemes_for(
     for geometry in _seen(problem, isa.lanes):
         shape = _shape(geometry, has_prologue, isa, compensated)
         tiles = {
-            tile: cycles_of(tile, geometry.out, geometry.depth)
-            for tile in tiles_for(geometry.out, shape.vectors, isa, shape.most_vectors)
+            tile: cycles_of(tile, geometry.out_size, geometry.depth)
+            for tile in tiles_for(geometry.out_size, shape.vectors, isa, shape.most_vectors)
         }
         longest = TILE_MARGIN * min(tiles.values())
         for tile, cycles in tiles.items():
@@ -258,14 +260,14 @@ class _Shape:
 def _shape(problem: Problem, has_prologue: bool, isa: Isa, compensated: bool) -> _Shape:
     """The decisions for a problem that do not depend on the register tile."""
     lanes = isa.lanes
-    spread = problem.groups > 1 and problem.outputs < lanes
+    spread = problem.groups > 1 and problem.out_channels < lanes
     packing = _spread(problem, lanes) if spread else _packing(problem, has_prologue, lanes)
     terms, planes = PART_TERMS, MOST_UNROLLED_PLANES
     if compensated:
         terms = SHORT_TERMS
         planes = max(1, min(planes, terms // (problem.kernel[0] * problem.kernel[1])))
     unit = _unit(problem, packing, lanes, planes)
-    outputs = problem.outputs * (problem.groups if spread else 1)
+    outputs = problem.out_channels * (problem.groups if spread else 1)
     chunk = _chunk(problem, unit, CHUNK_TERMS[lanes])
     part = _part(problem, unit, chunk, terms)
     return _Shape(lanes, packing, unit, chunk, part, compensated and part > 0, -(-outputs // lanes))
@@ -276,7 +278,7 @@ def _blocked(problem: Problem, shape: _Shape, tile: Tile, any_size: bool = False
     decisions = (shape.packing, shape.unit, 1, shape.chunk, shape.part, shape.compensated)
     smallest = Scheme(problem, shape.lanes, tile, *decisions, any_size=any_size)
     step = tile.columns if smallest.by_columns else tile.rows
-    steps = -(-problem.out[1 if smallest.by_columns else 0] // step)
+    steps = -(-problem.out_size[1 if smallest.by_columns else 0] // step)
     counts: Sequence[int] = range(1, steps + 1)
     if any_size:  # chosen in a call that waits for it
         counts = [1 << i for i in range(steps.bit_length())]
@@ -288,13 +290,13 @@ def _chunk(problem: Problem, unit: int, terms: int) -> int:
     """Steps of a chunk; 0 for sums in one chunk.  Of 1x1 convolutions a sum in one chunk has all
     steps in it instead: networks have short and long ones, which then share a kernel's text."""
     chunks = max(1, round(problem.depth / terms))
-    steps = -(-problem.inputs // unit)
+    steps = -(-problem.in_channels // unit)
     return 0 if chunks == 1 and problem.kernel != (1, 1) else -(-steps // chunks)
 
 
 def _part(problem: Problem, unit: int, chunk: int, terms: int) -> int:
     """Steps of a partial sum; 0 for sums that are neither split nor have chunks."""
-    steps = -(-problem.inputs // unit)
+    steps = -(-problem.in_channels // unit)
     part = max(1, round(terms / (unit * problem.kernel[0] * problem.kernel[1])))
     return 0 if part >= steps and not chunk else part
 
@@ -321,14 +323,14 @@ def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
 def _spread(problem: Problem, lanes: int) -> Packing:
     """How inputs are packed whose channels differ from lane to lane: "own", in their own layout,
     where one vector of them has all that a vector of outputs reads."""
-    own = problem.inputs == problem.outputs and lanes % problem.outputs == 0
+    own = problem.in_channels == problem.out_channels and lanes % problem.out_channels == 0
     return "own" if own and problem.source.block == lanes else "lanes"
 
 
 def _is_blocked(problem: Problem, lanes: int) -> bool:
     """Whether the layout of inputs is blocks of ``lanes`` channels, each of one group."""
     source = problem.source
-    aligned = problem.groups == 1 or problem.inputs % lanes == 0
+    aligned = problem.groups == 1 or problem.in_channels % lanes == 0
     return source.block == lanes and not source.contiguous and aligned
 
 
@@ -342,11 +344,11 @@ def _unit(problem: Problem, packing: Packing, lanes: int, planes: int) -> int:
     if packing == "lanes":
         return 1
     if packing == "own":
-        return problem.inputs
-    in_planes = packing == "none" and source.block == 1 < problem.inputs
+        return problem.in_channels
+    in_planes = packing == "none" and source.block == 1 < problem.in_channels
     if packing == "pixels" or in_planes:
-        return min(planes, problem.inputs)
-    return min(lanes, problem.inputs)
+        return min(planes, problem.in_channels)
+    return min(lanes, problem.in_channels)
 
 
 class Algorithm(ABC):

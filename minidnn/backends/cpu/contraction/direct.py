@@ -131,7 +131,7 @@ class _Kernel:
 
     def _shapes(self) -> list[tuple[int, int]]:
         """Rows and columns of the tiles: the full tile, and the remainders of rows and columns."""
-        tile, out = self.scheme.tile, self.problem.out
+        tile, out = self.scheme.tile, self.problem.out_size
         if self.short:
             return [(1, min(2, tile.columns))]
         shapes = [(tile.rows, tile.columns)]
@@ -180,13 +180,13 @@ class _Kernel:
             code.line(f"block /= {groups};")
         code.line(f"const uniform int64 image = block / {blocks};")
         code.line(f"block %= {blocks};")
-        end = number("end_of_out", problem.out[1 if scheme.by_columns else 0])
+        end = number("end_of_out", problem.out_size[1 if scheme.by_columns else 0])
         size = number("block_size", scheme.block)
         if scheme.by_columns:
             code.line(f"const uniform int r0 = 0, r1 = 1, c0 = block * {size};")
             code.line(f"const uniform int c1 = min(c0 + {size}, {end});")
         else:
-            columns = number("out_columns", problem.out[1])
+            columns = number("out_columns", problem.out_size[1])
             code.line(f"const uniform int c0 = 0, c1 = {columns}, r0 = block * {size};")
             code.line(f"const uniform int r1 = min(r0 + {size}, {end});")
         self._scratch()
@@ -217,7 +217,7 @@ class _Kernel:
             self._tiles(tile.vectors, f"part * {tile.vectors}")
 
     def _group_offset(self, source: BlockedView) -> str:
-        first = f"group * {self.numbers('inputs', self.problem.inputs)}"
+        first = f"group * {self.numbers('inputs', self.problem.in_channels)}"
         if source.contiguous:
             return first
         plane = self.numbers("x_plane", source.plane)
@@ -259,7 +259,7 @@ class _Kernel:
             self._pixels(vectors, "wc")
 
     def _pixels(self, vectors: int, weights: str) -> None:
-        tile, out, code = self.scheme.tile, self.problem.out, self.code
+        tile, out, code = self.scheme.tile, self.problem.out_size, self.code
         if tile.rows > 1:
             code.line("uniform int r = r0;")
             with code.block(f"for (; r + {tile.rows} <= r1; r += {tile.rows})"):
@@ -331,7 +331,7 @@ class _Kernel:
         dilation = number("tap_rows_apart", problem.dilation[0])
         stride = number("rows_down", problem.stride[0])
         before = number("rows_before", problem.padding[0][0])
-        height = number("rows_of_input", problem.size[0])
+        height = number("rows_of_input", problem.in_size[0])
         finite = number("finite", self.finite)
         first = f"max(0, {before} - ({row} + {rows - 1}) * {stride} + {dilation} - 1) / {dilation}"
         last = f"max(0, {height} + {before} - {row} * {stride} + {dilation} - 1) / {dilation}"
@@ -358,7 +358,7 @@ class Direct(Algorithm):
 
     def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
         if problem.source.dtype in INT8_DTYPES and problem.depth > MOST_EXACT:
-            return f"sums of {problem.depth} products of bytes have more digits than float32"
+            return f"sums of {problem.depth} products of int8 have more digits than float32"
         return None
 
     def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Scheme:

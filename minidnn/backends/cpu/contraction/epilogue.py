@@ -64,7 +64,7 @@ class Channels:
 def channels_of(view: BlockedView, scheme: ResultScheme) -> Channels:
     """How the output channels of a tensor are addressed."""
     lanes = scheme.lanes
-    total = scheme.problem.outputs * scheme.problem.groups
+    total = scheme.problem.out_channels * scheme.problem.groups
     aligned = scheme.groups == 1 or scheme.outputs % lanes == 0
     masked = scheme.outputs % lanes != 0
     if view.broadcasts(total):
@@ -157,7 +157,7 @@ class Epilogue:
         """
         if self.start is None:
             return
-        out = self.scheme.problem.out
+        out = self.scheme.problem.out_size
         for name, channels in self.tensors:
             view = channels.view
             if channels.kind != "vectors" or (name == "y" and self.streams):

@@ -116,7 +116,13 @@ def print_depthwise_gradient(
         return Staged((stage(kernel, (0, 1, 2), sizes, blocks, work),))
     stages = (
         stage(kernel, (0, 1, Workspace(0)), sizes, blocks * parts, work),
-        stage(_joined(taps, element, lanes), (Workspace(0), 2), sizes, blocks, parts * lanes),
+        stage(
+            _split_k_reduction(taps, element, lanes),
+            (Workspace(0), 2),
+            sizes,
+            blocks,
+            parts * lanes,
+        ),
     )
     return Staged(stages, 4 * blocks * parts * taps * lanes)
 
@@ -212,7 +218,7 @@ def _row(code: Code, wide: int, element: Element, lanes: int) -> None:
         code.line(f"totals[ky * {wide} + {k}] += {total};")
 
 
-def _joined(taps: int, element: Element, lanes: int) -> KernelSource:
+def _split_k_reduction(taps: int, element: Element, lanes: int) -> KernelSource:
     """Prints the kernel that adds the partial sums of split-K."""
     code = Code()
     with code.block("MD_KERNEL(@)"):
@@ -227,7 +233,7 @@ def _joined(taps: int, element: Element, lanes: int) -> KernelSource:
                 )
                 code.line("totals[k] = all;")
             _store(code, taps, element, lanes, "totals[k]", 1)
-    return KernelSource.named("join_depthwise_gradient", str(code))
+    return KernelSource.named("reduce_depthwise_gradient", str(code))
 
 
 def _store(code: Code, taps: int, element: Element, lanes: int, value: str, pointer: int) -> None:

@@ -39,9 +39,9 @@ def why_not_integer(parts: Parts) -> str | None:
     if not isinstance(parts.node.op, (Conv2d, Linear)):
         return f"{parts.node.op.name} is no convolution or linear layer"
     if not all(isinstance(value, Constant) for value in (*parts.node.inputs[1:], *parts.vectors)):
-        return "its weights are computed, and bytes must be known"
+        return "its weights are computed, and int8 weights must be constants"
     if parts.prologue:
-        return "its input is packed as it is"
+        return "its int8 input is packed without a prologue"
     return None
 
 
@@ -53,7 +53,7 @@ def why_not_in_blocks(parts: Parts, isa: Isa) -> str | None:
     if not isa.int8_products:
         return f"{isa.name} has no instructions for it"
     if x.dtype not in INT8_DTYPES or weight.dtype != "int8":
-        return "it multiplies more than bytes"
+        return "it multiplies more than int8"
     if any(value.dtype not in ELEMENTS for value in (parts.result, *parts.others)):
         return f"its result is {parts.result.dtype}"
     if not isinstance(op, Conv2d) or op.groups == 1:

@@ -96,7 +96,7 @@ class Packer(Prologue):
                 )
                 before = self.numbers(f"before_{name}", problem.padding[axis][0])
                 code.line(f"const uniform int {name}0 = {begin} * {stride} - {before};")
-            width = self.numbers("width", problem.size[1])
+            width = self.numbers("width", problem.in_size[1])
             code.line("const uniform int left = clamp(-column0, 0, columns);")
             code.line(f"const uniform int right = clamp({width} - column0, left, columns);")
             if self.scheme.packing == "pixels":
@@ -105,7 +105,7 @@ class Packer(Prologue):
                 self._vectors(code)
 
     def _features(self, code: Code) -> None:
-        inputs = self.numbers("inputs", self.scheme.problem.inputs)
+        inputs = self.numbers("inputs", self.scheme.problem.in_channels)
         column = self.numbers("x_column", self.scheme.problem.source.column)
         row = self.numbers("packed_column", self.scheme.packed.column)
         with (
@@ -123,13 +123,13 @@ class Packer(Prologue):
         scheme = self.scheme
         problem, packed, lanes = scheme.problem, scheme.packed, scheme.lanes
         spread = scheme.packing == "lanes"
-        inputs = self.numbers("inputs", problem.inputs)
+        inputs = self.numbers("inputs", problem.in_channels)
         blocks = inputs
         if not spread:
-            blocks = self.numbers("input_blocks", -(-problem.inputs // lanes))
+            blocks = self.numbers("input_blocks", -(-problem.in_channels // lanes))
         if spread:
-            outputs = self.numbers("outputs", problem.outputs)
-            total = self.numbers("all_outputs", problem.outputs * problem.groups)
+            outputs = self.numbers("outputs", problem.out_channels)
+            total = self.numbers("all_outputs", problem.out_channels * problem.groups)
             code.line(f"const int lane = group * {lanes} + programIndex;")
             code.line(f"const bool real = lane < {total};")
         with code.block(f"for (uniform int b = 0; b < {blocks}; b++)"):
@@ -153,7 +153,7 @@ class Packer(Prologue):
         """Packs the pixels that are read so that they are contiguous, one segment per row."""
         scheme = self.scheme
         source, lanes = scheme.problem.source, scheme.lanes
-        inputs = self.numbers("inputs", scheme.problem.inputs)
+        inputs = self.numbers("inputs", scheme.problem.in_channels)
         width = self.numbers("width", scheme.problem.width)
         with code.block(f"for (uniform int b = 0; b < ({inputs} + {lanes - 1}) / {lanes}; b++)"):
             code.line(f"const uniform int64 block = group * ({inputs} / {lanes}) + b;")
@@ -188,7 +188,7 @@ class Packer(Prologue):
         """Prints the destination of row ``i``, and which row of the input it is."""
         code.line(f"uniform float * uniform to = packed + {offset};")
         code.line("const uniform int y = row0 + i;")
-        height = self.numbers("height", self.scheme.problem.size[0])
+        height = self.numbers("height", self.scheme.problem.in_size[0])
         code.line(f"const uniform bool outside = y < 0 || y >= {height};")
 
     def _row_of_vectors(self, code: Code) -> None:
@@ -211,7 +211,7 @@ class Packer(Prologue):
         scheme = self.scheme
         problem, packed, lanes = scheme.problem, scheme.packed, scheme.lanes
         source = problem.source
-        inputs = self.numbers("inputs", problem.inputs)
+        inputs = self.numbers("inputs", problem.in_channels)
         with code.block(f"for (uniform int c = 0; c < {inputs}; c++)"):
             code.line(f"const uniform int64 channel = group * {inputs} + c;")
             code.line(f"{self.pointer} xc = x + {self._channel_offset()};")

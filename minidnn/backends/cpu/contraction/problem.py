@@ -64,9 +64,9 @@ class Problem:
     """Shapes and strides of a contraction.
 
     Attributes:
-        inputs: input channels of one group, over which each result sums.
-        outputs: output channels of one group.
-        size, out: rows and columns of input and output.
+        in_channels: input channels of one group, over which each result sums.
+        out_channels: output channels of one group.
+        in_size, out_size: rows and columns of input and output.
         source, result, others: the views of the tensors.
         factors: dtype of the numbers that are multiplied; the source may be read in another one.
         width: pixels of a row of ``source`` where several rows are treated as one, though their
@@ -75,10 +75,10 @@ class Problem:
 
     batch: int
     groups: int
-    inputs: int
-    outputs: int
-    size: Pair
-    out: Pair
+    in_channels: int
+    out_channels: int
+    in_size: Pair
+    out_size: Pair
     kernel: Pair
     stride: Pair
     dilation: Pair
@@ -93,7 +93,7 @@ class Problem:
     @property
     def depth(self) -> int:
         """Products of one sum."""
-        return self.inputs * self.kernel[0] * self.kernel[1]
+        return self.in_channels * self.kernel[0] * self.kernel[1]
 
     @property
     def is_pointwise(self) -> bool:
@@ -104,8 +104,8 @@ class Problem:
     def pads(self) -> bool:
         """Whether an output reads beyond the input."""
         for size, out, kernel, stride, dilation, pads in zip(
-            self.size,
-            self.out,
+            self.in_size,
+            self.out_size,
             self.kernel,
             self.stride,
             self.dilation,
@@ -123,14 +123,14 @@ class Problem:
         (down, _), (dilation, _) = self.stride, self.dilation
         before, taps = self.padding[0][0], self.kernel[0]
         begin = max(0, -((first + rows - 1) * down - before) + dilation - 1) // dilation
-        end = max(0, self.size[0] + before - first * down + dilation - 1) // dilation
+        end = max(0, self.in_size[0] + before - first * down + dilation - 1) // dilation
         begin = min(begin, taps)
         return begin, max(begin, min(end, taps))
 
     @property
     def operations(self) -> int:
-        pixels = self.batch * self.out[0] * self.out[1]
-        return 2 * pixels * self.groups * self.outputs * self.depth
+        pixels = self.batch * self.out_size[0] * self.out_size[1]
+        return 2 * pixels * self.groups * self.out_channels * self.depth
 
 
 def problem_of(
@@ -147,10 +147,10 @@ def problem_of(
     problem = Problem(
         batch=batch,
         groups=op.groups,
-        inputs=weight.shape[1],
-        outputs=weight.shape[0] // op.groups,
-        size=(x.shape[2], x.shape[3]),
-        out=(result_type.shape[2], result_type.shape[3]),
+        in_channels=weight.shape[1],
+        out_channels=weight.shape[0] // op.groups,
+        in_size=(x.shape[2], x.shape[3]),
+        out_size=(result_type.shape[2], result_type.shape[3]),
         kernel=kernel,
         stride=op.stride,
         dilation=op.dilation,
@@ -166,13 +166,13 @@ def problem_of(
 
 
 def _flattened(problem: Problem) -> Problem:
-    if not problem.is_pointwise or not all(_is_flat(v, problem.out) for v in problem.others):
+    if not problem.is_pointwise or not all(_is_flat(v, problem.out_size) for v in problem.others):
         return problem
-    pixels = problem.size[0] * problem.size[1]
+    pixels = problem.in_size[0] * problem.in_size[1]
     return replace(
         problem,
-        size=(1, pixels),
-        out=(1, pixels),
+        in_size=(1, pixels),
+        out_size=(1, pixels),
         source=problem.source.flat(),
         result=problem.result.flat(),
         others=tuple(view.flat() for view in problem.others),
@@ -183,19 +183,19 @@ def gathered(problem: Problem) -> Problem | None:
     """A 1x1 convolution with a stride, as one long row of the pixels that it reads; None for any
     other contraction, or if the layouts of its tensors do not allow it."""
     is_strided = problem.kernel == (1, 1) != problem.stride and not problem.pads
-    if not is_strided or not all(_is_flat(v, problem.out) for v in problem.others):
+    if not is_strided or not all(_is_flat(v, problem.out_size) for v in problem.others):
         return None
     down, across = problem.stride
-    source, pixels = problem.source, problem.out[0] * problem.out[1]
+    source, pixels = problem.source, problem.out_size[0] * problem.out_size[1]
     return replace(
         problem,
-        size=(1, pixels),
-        out=(1, pixels),
+        in_size=(1, pixels),
+        out_size=(1, pixels),
         stride=(1, 1),
         source=replace(source, row=down * source.row, column=across * source.column),
         result=problem.result.flat(),
         others=tuple(view.flat() for view in problem.others),
-        width=problem.out[1],
+        width=problem.out_size[1],
     )
 
 
@@ -246,10 +246,10 @@ def _linear(
     return Problem(
         batch=images,
         groups=1,
-        inputs=inputs,
-        outputs=outputs,
-        size=(1, pixels),
-        out=(1, pixels),
+        in_channels=inputs,
+        out_channels=outputs,
+        in_size=(1, pixels),
+        out_size=(1, pixels),
         kernel=(1, 1),
         stride=(1, 1),
         dilation=(1, 1),

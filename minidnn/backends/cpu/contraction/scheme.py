@@ -228,7 +228,7 @@ class Scheme:
     @property
     def outputs(self) -> int:
         """Output channels of one of these groups."""
-        return self.problem.outputs * (self.problem.groups if self.spread else 1)
+        return self.problem.out_channels * (self.problem.groups if self.spread else 1)
 
     @property
     def slots(self) -> int:
@@ -238,26 +238,26 @@ class Scheme:
     @property
     def steps(self) -> int:
         """Iterations of the sum's outer loop, the last perhaps with fewer channels."""
-        return -(-self.problem.inputs // self.unit)
+        return -(-self.problem.in_channels // self.unit)
 
     @cached_property
     def by_columns(self) -> bool:
         """Whether all pixels are one row, of which a block is a range of columns."""
-        return self.problem.out[0] == 1 and (not self.any_size or self.problem.is_pointwise)
+        return self.problem.out_size[0] == 1 and (not self.any_size or self.problem.is_pointwise)
 
     @property
     def narrower(self) -> list[int]:
         """Columns of the tiles that compute the remainder of a row, in order."""
         columns = self.tile.columns
         if not self.any_size:
-            rest = self.problem.out[1] % columns
+            rest = self.problem.out_size[1] % columns
             return [rest] if rest else []
         return [columns >> halved for halved in range(1, columns.bit_length())]
 
     @property
     def blocks(self) -> int:
         """Blocks of pixels of an image."""
-        return -(-self.problem.out[1 if self.by_columns else 0] // self.block)
+        return -(-self.problem.out_size[1 if self.by_columns else 0] // self.block)
 
     @property
     def tasks(self) -> int:
@@ -290,7 +290,7 @@ class Scheme:
     @property
     def pixels(self) -> Pair:
         """Rows and columns of output of one block."""
-        return (1, self.block) if self.by_columns else (self.block, self.problem.out[1])
+        return (1, self.block) if self.by_columns else (self.block, self.problem.out_size[1])
 
     @property
     def touched(self) -> Pair:
@@ -305,8 +305,8 @@ class Scheme:
     def touched_bytes(self) -> int:
         """Bytes of the cache lines of inputs that one block reads."""
         source, problem = self.problem.source, self.problem
-        channels = {"own": self.lanes, "lanes": problem.inputs * self.lanes}.get(
-            self.packing, problem.inputs
+        channels = {"own": self.lanes, "lanes": problem.in_channels * self.lanes}.get(
+            self.packing, problem.in_channels
         )
         block_channels = min(source.block, channels)
         span = (self.window[1] - 1) * source.column + block_channels
@@ -321,10 +321,10 @@ class Scheme:
         problem = self.problem
         if self.packing != "none" or problem.kernel != (1, 1) or problem.stride[1] == 1:
             return 0.0
-        used = 4 * min(problem.source.block, problem.inputs)
+        used = 4 * min(problem.source.block, problem.in_channels)
         pixel_pitch = 4 * problem.stride[1] * problem.source.column
         unused = min(pixel_pitch, 2 * LINE_BYTES) - used
-        blocks = -(-problem.inputs // problem.source.block)
+        blocks = -(-problem.in_channels // problem.source.block)
         return max(0, unused) * blocks * self.pixels[0] * self.pixels[1] / LINE_BYTES
 
     @property
@@ -347,7 +347,7 @@ class Scheme:
         """Strides of the packed block."""
         rows, columns = self.window
         if self.packing == "features":
-            return Strides(self.unit, 1, 0, _up(self.problem.inputs, self.lanes))
+            return Strides(self.unit, 1, 0, _up(self.problem.in_channels, self.lanes))
         if self.packing == "pixels":
             columns = _up(columns, self.lanes)
             return Strides(self.unit * rows * columns, rows * columns, columns, 1)
@@ -363,7 +363,7 @@ class Scheme:
             case "features":
                 return self.block * packed.column
             case "pixels":
-                return self.problem.inputs * packed.channel
+                return self.problem.in_channels * packed.channel
         return steps * packed.block
 
     @property
@@ -383,7 +383,7 @@ class Scheme:
         """Tiles of one block."""
         if self.by_columns:
             return -(-self.block // self.tile.columns)
-        return -(-self.block // self.tile.rows) * -(-self.problem.out[1] // self.tile.columns)
+        return -(-self.block // self.tile.rows) * -(-self.problem.out_size[1] // self.tile.columns)
 
     @property
     def prefetches_often(self) -> bool:
@@ -451,7 +451,7 @@ class Scheme:
     @property
     def streams(self) -> bool:
         """Whether results are written with streaming stores, past caches they would only flush."""
-        pixels = self.problem.batch * self.problem.out[0] * self.problem.out[1]
+        pixels = self.problem.batch * self.problem.out_size[0] * self.problem.out_size[1]
         wide = self.problem.result.dtype == "float32" and not self.any_size
         return wide and 4 * pixels * self.outputs * self.groups >= STREAMED_BYTES
 
@@ -485,7 +485,7 @@ def _up(number: int, multiple: int) -> int:
 @lru_cache(4096)
 def _taken_rows(problem: Problem, step: int) -> float:
     """:attr:`Scheme.taken_rows` of tiles of ``step`` rows, whatever else the scheme is."""
-    rows, taps = problem.out[0], problem.kernel[0]
+    rows, taps = problem.out_size[0], problem.kernel[0]
     computed = 0
     for first in range(0, rows, step):
         count = min(step, rows - first)

@@ -148,7 +148,7 @@ class _Sums:
     def print(self, begin: str = "", end: str = "") -> None:
         """Prints the sums of all terms, or of the steps from ``begin`` to ``end``."""
         scheme, code, numbers = self.scheme, self.code, self.numbers
-        steps, rest_channels = divmod(scheme.problem.inputs, scheme.unit)
+        steps, rest_channels = divmod(scheme.problem.in_channels, scheme.unit)
         full = numbers("full", steps)
         block = numbers("x_block", scheme.read.block)
         first, last = (begin, f"min({end}, {full})") if end else ("0", full)
@@ -235,7 +235,7 @@ class _Sums:
         scheme = self.scheme
         if not scheme.spread:
             return f"{base}[{offset}]"
-        vector, inputs = f"{base}[{offset} + programIndex]", scheme.problem.inputs
+        vector, inputs = f"{base}[{offset} + programIndex]", scheme.problem.in_channels
         if scheme.packing == "lanes" or inputs == 1:
             return vector
         # The mask is read at run time: with a constant the compiler would shuffle in two

@@ -79,7 +79,7 @@ class VnniScheme(DotScheme):
 def _row_terms(problem: Problem) -> int:
     """Channels of a pixel in packed rows: three channels of NCHW are padded to a word of four."""
     planar = problem.source.block == 1
-    return 4 if planar and problem.inputs == 3 else problem.inputs
+    return 4 if planar and problem.in_channels == 3 else problem.in_channels
 
 
 def vnni_packing(problem: Problem, lanes: int) -> Packing | None:
@@ -211,7 +211,7 @@ class VnniPacker(DotPacker):
     def _line(self, code: Code, inputs: str) -> None:
         """Packs the pixels of a row that are not padding."""
         scheme, number = self.scheme, self.numbers
-        source, count = scheme.problem.source, scheme.problem.inputs
+        source, count = scheme.problem.source, scheme.problem.in_channels
         x_row, lanes = number("x_row"), scheme.lanes
         if source.block == lanes:
             with code.block("for (uniform int j = begin; j < end; j++)"):
@@ -295,12 +295,12 @@ def pack_int8(weight: Value, scheme: VnniScheme) -> partial[Array]:
 
 def _pack(weight: Value, scheme: VnniScheme) -> Array:
     problem = scheme.problem
-    terms = data_of(weight).reshape(problem.groups, problem.outputs, problem.inputs, -1)
+    terms = data_of(weight).reshape(problem.groups, problem.out_channels, problem.in_channels, -1)
     if scheme.packing in ("rows", "unrolled"):
-        padding = scheme.row_terms - problem.inputs
+        padding = scheme.row_terms - problem.in_channels
         terms = np.pad(terms, ((0, 0), (0, 0), (0, padding), (0, 0))).swapaxes(2, 3)
         # The taps that are not packed as channels remain taps.
-        terms = terms.reshape(problem.groups, problem.outputs, scheme.taps, -1).swapaxes(2, 3)
+        terms = terms.reshape(problem.groups, problem.out_channels, scheme.taps, -1).swapaxes(2, 3)
     return packed_words(terms, scheme)
 
 
@@ -350,7 +350,7 @@ class Vnni(DotProduct):
         if not isa.int8_products:
             return f"{isa.name} has no instructions for it"
         if packing_of(problem, isa.lanes) is None:
-            return "its input has few channels a group, or does not lie in blocks of channels"
+            return "its input has few channels a group, or is not in the blocked layout"
         return None
 
     def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> VnniScheme:

@@ -129,7 +129,7 @@ def print_weight_gradient(
     reduction = _Sums(op, scheme, batch, x, gradient)
     text = reduction.print_partial_sum_reduction()
     second = Stage(
-        KernelSource.named("join_weight_gradient", text),
+        KernelSource.named("reduce_weight_gradient", text),
         (Workspace(0), 2, reduction.numbers.pack),
         scheme.tasks,
         1,

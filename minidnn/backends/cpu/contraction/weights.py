@@ -33,17 +33,20 @@ def packed_weights(weight: Value, scheme: Scheme) -> Packed:
     Output channels that pad the last vector are zero.
     """
     problem = scheme.problem
-    taps = problem.depth // problem.inputs
+    taps = problem.depth // problem.in_channels
     unit = _UNIT if taps == 1 else scheme.unit
-    step = input_step(scheme.tile, scheme.lanes, problem.inputs, taps, unit)
-    numbers = [*outputs_numbers(scheme.outputs, problem.inputs, scheme.lanes, scheme.tile), step]
+    step = input_step(scheme.tile, scheme.lanes, problem.in_channels, taps, unit)
+    numbers = [
+        *outputs_numbers(scheme.outputs, problem.in_channels, scheme.lanes, scheme.tile),
+        step,
+    ]
     numbers += [taps, unit, 0]
     return Packed(
         "md_pack_weights",
         [weight],
         [np.array(numbers, np.int64)],
         scheme.groups * scheme.slots * problem.depth,
-        scheme.groups * scheme.tile.groups * -(-problem.inputs // step),
+        scheme.groups * scheme.tile.groups * -(-problem.in_channels // step),
         kernel=print_packing(weight.dtype),
     )
 
@@ -76,16 +79,23 @@ def packed_outputs(vectors: Sequence[Value], scheme: ResultScheme) -> PackedVect
 def packed_inputs(vector: Value, scheme: Scheme) -> PackedVectors:
     """A number per input channel, in the order in which :class:`.pack.Packer` reads them."""
     problem = scheme.problem
-    recipe = "inputs", scheme.packing, scheme.lanes, scheme.slots, problem.inputs, problem.outputs
+    recipe = (
+        "inputs",
+        scheme.packing,
+        scheme.lanes,
+        scheme.slots,
+        problem.in_channels,
+        problem.out_channels,
+    )
     return PackedVectors([vector], lambda given: _pack_inputs(given[0], scheme), recipe)
 
 
 def _pack_inputs(vector: Array, scheme: Scheme) -> Array:
     problem, lanes = scheme.problem, scheme.lanes
     if scheme.packing == "lanes":
-        outputs = np.arange(scheme.slots) // problem.outputs * problem.inputs
+        outputs = np.arange(scheme.slots) // problem.out_channels * problem.in_channels
         outputs[scheme.outputs :] = 0
-        channels = outputs.reshape(-1, 1, lanes) + np.arange(problem.inputs)[:, None]
+        channels = outputs.reshape(-1, 1, lanes) + np.arange(problem.in_channels)[:, None]
         return np.ascontiguousarray(vector[channels].reshape(-1))
     return _pad_to_vectors(vector, lanes)
 

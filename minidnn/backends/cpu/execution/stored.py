@@ -46,12 +46,12 @@ def store(
         for kernel in each.regions if isinstance(each, Group) else [each]:
             libraries.setdefault(kernel.kernel.library, len(libraries))
 
-    def placed(offsets: Sequence[int]) -> dict[str, Any]:
+    def relocate(offsets: Sequence[int]) -> dict[str, Any]:
         return _document(table, packed, offsets, libraries, threads)
 
     code = {_RUNNER: runner_library().content()}
     code |= {_KERNELS.format(i): loaded_from(path).content() for path, i in libraries.items()}
-    return StoredProgram(isa, placed(offsets_of(arrays)), code, arrays, index_bytes, placed)
+    return StoredProgram(isa, relocate(offsets_of(arrays)), code, arrays, index_bytes, relocate)
 
 
 def _document(

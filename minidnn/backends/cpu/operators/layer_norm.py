@@ -118,7 +118,7 @@ _BLOCK = 1024
 
 _MOMENTS = """\
 struct @_Moments {{ double count, mean, squares; }};
-static inline void @_join(uniform @_Moments &to, const uniform @_Moments &from) {{
+static inline void @_combine(uniform @_Moments &to, const uniform @_Moments &from) {{
   const uniform double count = to.count + from.count;
   const uniform double apart = from.mean - to.mean;
   const uniform double weight = from.count / count;
@@ -165,7 +165,7 @@ static inline uniform @_Moments @_moments({pointer} x, uniform int64 length{more
     const uniform double squared = total - rest * (rest / count);
     one.squares = squared < 0 ? 0 : squared;
     if (b == 0) all = one;
-    else @_join(all, one);
+    else @_combine(all, one);
   }}
   return all;
 }}
@@ -280,7 +280,7 @@ MD_KERNEL(@) {{
       one.mean = from[3 * p + 1];
       one.squares = from[3 * p + 2];
       if (p == 0) moments = one;
-      else @_join(moments, one);
+      else @_combine(moments, one);
     }}
     const uniform int64 first = t % n[2] * n[1];
     const uniform int64 left = n[0] - first;

@@ -59,9 +59,9 @@ def print_linear(node: Node, isa: Isa) -> Staged:
         start=2 if result == 3 else None,
     )
     stages = (
-        _turn((rows, features), 0, transposed),
+        _transpose((rows, features), 0, transposed),
         product,
-        _turn((outputs, rows), products, result),
+        _transpose((outputs, rows), products, result),
     )
     return Staged(stages, products.offset + 4 * rows * outputs)
 
@@ -75,7 +75,7 @@ def _parts(node: Node, rows: int, isa: Isa) -> tuple[int, int]:
     return scheme.chunk * scheme.unit, scheme.part * scheme.unit
 
 
-def _turn(shape: tuple[int, int], source: Pointer, result: Pointer) -> Stage:
+def _transpose(shape: tuple[int, int], source: Pointer, result: Pointer) -> Stage:
     """The stage that transposes a matrix of this shape."""
     original, transposed = (Pitched.dense(TensorType(extents)) for extents in (shape, shape[::-1]))
     move = shaped(lower(Transpose((1, 0)).index_map(shape), original, transposed, SCHEDULE))

@@ -150,24 +150,24 @@ MD_KERNEL(@) {{
       for (; i + many <= end; i += many) {{
         for (uniform int p = 0; p < 4; p++) {{
           const {wide} a = x[i + p * programCount + programIndex], c = part[p];
-          part[p] = {join};
+          part[p] = {combine};
         }}
       }}
       for (uniform int p = 2; p > 0; p >>= 1) {{
         for (uniform int q = 0; q < p; q++) {{
           const {wide} a = part[q + p], c = part[q];
-          part[q] = {join};
+          part[q] = {combine};
         }}
       }}
       @_push(levels, ++blocks, part[0]);
     }}
     {wide} tail = {start};
-    foreach (j = i ... count) {{ const {wide} a = x[j], c = tail; tail = {join}; }}
+    foreach (j = i ... count) {{ const {wide} a = x[j], c = tail; tail = {combine}; }}
     const {wide} all = @_rest(levels, blocks, tail);
     uniform {wide} result = extract(all, 0);
     for (uniform int l = 1; l < programCount; l++) {{
       const uniform {wide} a = extract(all, l), c = result;
-      result = {join_one};
+      result = {combine_one};
     }}
     MD_OUT({made}, 1)[t] = (uniform {made})({last_one});
   }}
@@ -177,12 +177,12 @@ MD_KERNEL(@) {{
 # Sizes: length, length of a part, parts, the divisor of a mean, columns, chunks of columns, rows
 # that are reduced side by side as one row (more than one where columns are few).
 _COLUMNS = """\
-static inline void @_join(uniform {wide} * uniform to, const uniform {wide} * uniform from,
+static inline void @_combine(uniform {wide} * uniform to, const uniform {wide} * uniform from,
                           uniform bool fresh, uniform int count) {{
   if (fresh) {{
     foreach (i = 0 ... count) {{ to[i] = from[i]; }}
   }} else {{
-    foreach (i = 0 ... count) {{ const {wide} a = from[i], c = to[i]; to[i] = {join}; }}
+    foreach (i = 0 ... count) {{ const {wide} a = from[i], c = to[i]; to[i] = {combine}; }}
   }}
 }}
 MD_KERNEL(@) {{
@@ -205,7 +205,7 @@ MD_KERNEL(@) {{
       if (r + 8 <= rows) {{
         foreach (i = 0 ... width) {{
           {wide} c = z[i];
-          for (uniform int k = 1; k < 8; k++) {{ const {wide} a = z[k * step + i]; c = {join}; }}
+          for (uniform int k = 1; k < 8; k++) {{ const {wide} a = z[k * step + i]; c = {combine}; }}
           block[i] = c;
         }}
       }} else {{
@@ -213,7 +213,7 @@ MD_KERNEL(@) {{
           {wide} c = z[i];
           for (uniform int k = 1; k < rows - r; k++) {{
             const {wide} a = z[k * step + i];
-            c = {join};
+            c = {combine};
           }}
           block[i] = c;
         }}
@@ -222,17 +222,17 @@ MD_KERNEL(@) {{
       uniform {wide} * uniform to = levels;
       blocks++;
       for (uniform int64 k = blocks; ; k /= 16) {{
-        @_join(to, from, k % 16 == 1, width);
+        @_combine(to, from, k % 16 == 1, width);
         if (k % 16 != 0) break;
         from = to;
         to += {width};
       }}
     }}
-    // What is left of the levels, then the rows that fill no row of what was joined.
+    // What is left of the levels, then the rows that fill no row of what was combined.
     uniform bool fresh = true;
     const uniform {wide} * uniform from = levels;
     for (uniform int64 k = blocks; k > 0; k /= 16) {{
-      if (k % 16 != 0) {{ @_join(block, from, fresh, width); fresh = false; }}
+      if (k % 16 != 0) {{ @_combine(block, from, fresh, width); fresh = false; }}
       from += {width};
     }}
     if (fresh) {{
@@ -241,11 +241,11 @@ MD_KERNEL(@) {{
     const uniform int rest = (uniform int)((count - rows * beside) * n[4]);
     foreach (i = 0 ... rest) {{
       const {wide} a = x[rows * step + i], c = block[i];
-      block[i] = {join};
+      block[i] = {combine};
     }}
     for (uniform int many = beside; many > 1;) {{
       const uniform int half = (many + 1) / 2;
-      @_join(block, block + half * columns, false, (many - half) * columns);
+      @_combine(block, block + half * columns, false, (many - half) * columns);
       many = half;
     }}
     uniform {made} * uniform y = MD_OUT({made}, 1) + ((outer * n[2] + part) * n[4] + chunk);
@@ -279,10 +279,10 @@ MD_KERNEL(@) {{
         {wide} part = {start};
         for (uniform int k = b; k < end; k++) {{
           const {wide} a = x[from + k * columns], c = part;
-          part = {join};
+          part = {combine};
         }}
         const {wide} a = part, c = all;
-        all = {join};
+        all = {combine};
       }}
       const {wide} result = all;
       y[i] = ({made})({last});
@@ -403,14 +403,14 @@ def _print(
 ) -> Stage:
     """The stage of a step, by the kernel for rows, for columns, or for one output a lane."""
     is_integer = result_type.startswith("int")
-    start, join, join_one = (_WHOLE if is_integer else _FLOATS)[how]
+    start, combine, combine_one = (_WHOLE if is_integer else _FLOATS)[how]
     names = {
         "given": source_type,
         "made": result_type,
         "wide": "int64" if is_integer else "float",
         "start": start,
-        "join": join,
-        "join_one": join_one,
+        "combine": combine,
+        "combine_one": combine_one,
     }
 
     def source(kind: str, text: str, divisor: int, **more: object) -> KernelSource:

@@ -19,7 +19,7 @@ _WIDTH = 512
 _SHORT = 32
 """Rows of at most that length are computed by one lane each."""
 
-_ADD = CASCADE.format(wide="float", join="c + a")
+_ADD = CASCADE.format(wide="float", combine="c + a")
 
 # Computes the maximum of a row and the sum of its exponentials, which ``keep`` stores.
 _ROW = """\
@@ -222,7 +222,7 @@ _PARTS = (
 )
 
 # Combines the parts: of each column the maximum, and the sum or its logarithm.
-_JOIN = """\
+_COMBINE = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, 2);
   const uniform int64 inner = n[3];
@@ -283,7 +283,7 @@ def print_softmax(op: Softmax | LogSoftmax, type: TensorType) -> Staged:
     rows_at_once = max(1, _WIDTH // max(inner, 1))
     part = parts_of(length, max(1, min(inner, _WIDTH)), outer * chunks, rows_at_once)
     if part < length:
-        return _parted(outer, length, inner, part, chunks, rows_at_once, log)
+        return _split_softmax(outer, length, inner, part, chunks, rows_at_once, log)
     if inner == 1:
         keep = "" if log else " y[i] = e;"
         formals = "" if log else ", uniform float * uniform y"
@@ -323,7 +323,7 @@ def _each(outer: int, length: int, inner: int, log: bool, shift: str) -> Staged:
     return Staged((stage(source, (0, 1), sizes, tasks, 8 * _EACH_CHUNK * length),))
 
 
-def _parted(
+def _split_softmax(
     outer: int, length: int, inner: int, part: int, chunks: int, rows_at_once: int, log: bool
 ) -> Staged:
     """The kernels for an axis that is split into parts."""
@@ -354,7 +354,7 @@ def _parted(
 
     stages = (
         of("softmax_parts", partial, (0, tops) if log else (0, 1, tops), tasks),
-        of("softmax_join", _JOIN.format(total=total), (tops, combined), outer),
+        of("softmax_combine", _COMBINE.format(total=total), (tops, combined), outer),
         of("softmax_write", write_text, (0, tops, combined, 1), tasks),
     )
     return Staged(stages, combined.offset + outer * inner * 8)

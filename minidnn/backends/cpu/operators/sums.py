@@ -54,29 +54,29 @@ def why_not_sums(region: FusedSums) -> str | None:
         if x.dtype not in ("float32", "bfloat16") or node.output.dtype != "float32":
             return f"it adds up {x.dtype} in {node.output.dtype}"
         if x.type.rank != 4:
-            return "only channels of images lie in lanes"
+            return "only the channels of images are vectorized"
     return None
 
 
-def print_sums(op: FusedSums, lies: Callable[[Value], Tensor], isa: Isa) -> Sums:
+def print_sums(op: FusedSums, layout_of: Callable[[Value], Tensor], isa: Isa) -> Sums:
     """The kernels of a region.
 
     Args:
-        lies: returns the layout of a tensor of the body: blocks of as many channels as there are
-            lanes.
+        layout_of: returns the layout of a tensor of the body: blocks of as many channels as there
+            are lanes.
     """
-    return _Printer(op, lies, isa).print()
+    return _Printer(op, layout_of, isa).print()
 
 
 class _Printer:
     """Prints the kernels of one region."""
 
-    def __init__(self, op: FusedSums, lies: Callable[[Value], Tensor], isa: Isa) -> None:
+    def __init__(self, op: FusedSums, layout_of: Callable[[Value], Tensor], isa: Isa) -> None:
         self.op, self.lanes = op, isa.lanes
         operands = (*op.body.inputs, *op.body.constants)
         # A constant of one pixel is a vector that has the tensor's shape.
         tensors = (v for v in operands if v.shape == op.shape and not isinstance(v, Constant))
-        self.tensors = {v: lies(v) for v in tensors}
+        self.tensors = {v: layout_of(v) for v in tensors}
         assert all(tensor.block == isa.lanes for tensor in self.tensors.values())
         self.vectors = tuple(v for v in operands if v not in self.tensors)
         self.many = len(op.reductions)
@@ -116,7 +116,7 @@ class _Printer:
     def _first(self, is_single: bool) -> KernelSource:
         """The kernel that adds the pixels of a part."""
         code = Code()
-        cascade = CASCADE.format(wide="float", join="c + a")
+        cascade = CASCADE.format(wide="float", combine="c + a")
         sizes = len(self.tensors) + len(self.vectors) + (self.many if is_single else 1)
         with code.block("MD_KERNEL(@)"):
             code.line(f"const uniform int64 * uniform n = MD_IN(int64, {sizes});")
@@ -223,5 +223,5 @@ class _Printer:
                             code.line(f"@_push(levels, p + 1, {partial});")
                         code.line(f"const float total{i} = @_rest(levels, parts, 0.0f);")
                         code.line(self._store(i, f"MD_OUT(float, {i + 1})"))
-        cascade = CASCADE.format(wide="float", join="c + a")
+        cascade = CASCADE.format(wide="float", combine="c + a")
         return KernelSource.named("sum_parts", cascade + str(code))

@@ -83,7 +83,7 @@ def _holds(plan: KernelPlan, binding: Binding, segment: int, bound: float) -> bo
             if is_looped(operation.window):
                 known[operation.result] = _ANYTHING
                 continue
-            if operation.window.join == "max" and source.nan:
+            if operation.window.reduction == "max" and source.nan:
                 return False
             extent = plan.planes[operation.operands[0]].extent
             known[operation.result] = _window(operation.window, source, extent)
@@ -101,7 +101,7 @@ def _of(data: np.ndarray) -> Interval:
 
 def _window(window: Window, source: Interval, extent: tuple[int, int]) -> Interval:
     """The interval of a window's results over a plane of ``extent``."""
-    if window.join == "max" and window.chooses:
+    if window.reduction == "max" and window.chooses:
         empty = window.reads_nothing(extent)
         return Interval(-_INFINITY, source.high) if empty else source
     if not window.averages:

@@ -32,9 +32,9 @@ CARRIED_SUMS = 4
 again in variables (fusion.sequence overwrites what such windows read)."""
 
 
-def print_identity(join: CombinerName) -> str:
+def print_identity(reduction: CombinerName) -> str:
     """The identity of a reduction: the value of padding, which changes no result."""
-    return literal(COMBINERS[join].identity)
+    return literal(COMBINERS[reduction].identity)
 
 
 @dataclass
@@ -113,15 +113,15 @@ class WindowPrinter:
             elements[row] = self.code.fresh()
             self.code.line(f"float {elements[row]} = {self.load(row, column)};")
         ranges = [[elements[o] for o in _taps(self.window.whole[0], r)] for r in range(self.rows)]
-        for name, value in zip(self._names(column), self._joined(ranges), strict=True):
+        for name, value in zip(self._names(column), self._reduced(ranges), strict=True):
             self.code.line(f"float {name} = {value};")
 
     def _maxima(self, row: int, count: int) -> list[str]:
         across = self.window.whole[1]
         ranges = [[f"m{row}_{o}" for o in _taps(across, c)] for c in range(count)]
-        return self._joined(ranges)
+        return self._reduced(ranges)
 
-    def _joined(self, ranges: list[list[str]]) -> list[str]:
+    def _reduced(self, ranges: list[list[str]]) -> list[str]:
         """The maximum of each list; what two lists have in common is reduced once."""
         if len(ranges) == 2:
             first, second = ranges
@@ -138,19 +138,19 @@ class WindowPrinter:
         total = names[0]
         for name in names[1:]:
             fresh = self.code.fresh()
-            self.code.line(f"float {fresh} = {self._join(total, name)};")
+            self.code.line(f"float {fresh} = {self._combined(total, name)};")
             total = fresh
         return total
 
-    def _join(self, a: str, b: str) -> str:
-        if self.fast and self.window.join == "max":
+    def _combined(self, a: str, b: str) -> str:
+        if self.fast and self.window.reduction == "max":
             return f"({a} > {b} ? {a} : {b})"
         return combine_text(ISPC, self.window.combiner, a, b)
 
     def _sums(self, count: int) -> list[list[str]]:
         """Adds the taps of each row, once for all outputs that read it, then the rows."""
         down, across = self.window.whole
-        identity = print_identity(self.window.join)
+        identity = print_identity(self.window.reduction)
         sums: dict[tuple[int, int], str] = {}
         for row in self.taken_rows:
             for c in range(count):
@@ -158,7 +158,7 @@ class WindowPrinter:
         return [
             [
                 # The reference begins with the identity: without it minus zero would differ.
-                f"({self._join(self._chain([sums[o, c] for o in _taps(down, r)]), identity)})"
+                f"({self._combined(self._chain([sums[o, c] for o in _taps(down, r)]), identity)})"
                 for c in range(count)
             ]
             for r in range(self.rows)
@@ -201,10 +201,10 @@ class Storage:
     rows: int
     columns: int
     members: list[int] = field(default_factory=list)
-    #: Margin columns before and after each row; they hold the identity of ``join``.
+    #: Margin columns before and after each row; they hold the identity of ``reduction``.
     before: int = 0
     after: int = 0
-    join: CombinerName | None = None
+    reduction: CombinerName | None = None
 
     @property
     def pitch(self) -> int:
@@ -238,7 +238,7 @@ def storages_of(plan: KernelPlan, lanes: int) -> list[Storage]:
             before, after = overhang(operation.window.whole[1], source.extent[1])
             storage.before = max(storage.before, before)
             storage.after = max(storage.after, after)
-            storage.join = storage.join or operation.window.join
+            storage.reduction = storage.reduction or operation.window.reduction
     return [storages[i] for i in sorted(storages)]
 
 

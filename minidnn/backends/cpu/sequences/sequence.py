@@ -171,9 +171,9 @@ class _Printer:
                 code.line("uniform float * uniform rows = (uniform float * uniform)md_scratch;")
                 size = self._identity_floats
                 with code.block(f"for (uniform int i = 0; i < {size}; i += {self.lanes})"):
-                    for k, join in enumerate(COMBINERS):
+                    for k, reduction in enumerate(COMBINERS):
                         at = self.lanes + k * size
-                        code.line(f"rows[{at} + i + programIndex] = {print_identity(join)};")
+                        code.line(f"rows[{at} + i + programIndex] = {print_identity(reduction)};")
             with code.block("for (uniform int item = md_begin; item < md_end; item++)"):
                 code.line(f"const uniform int patch = item % {self.tasks};")
                 code.line(f"const uniform int block = item / {self.tasks} % {total};")
@@ -214,7 +214,7 @@ class _Printer:
             code.line("uniform float * uniform md_floats = (uniform float * uniform)md_scratch;")
             size = self._identity_floats
             for name, at in (
-                *((f"identity_{join}", lanes + k * size) for k, join in enumerate(COMBINERS)),
+                *((f"identity_{each}", lanes + k * size) for k, each in enumerate(COMBINERS)),
                 ("rows", self._rows_offset),
             ):
                 code.line(f"uniform float * uniform md_{name} = md_floats + {at};")
@@ -346,9 +346,9 @@ class _Printer:
                 declared = "" if k else "uniform int "
                 code.line(f"{declared}{begin} = {f'min({begin}, {low})' if k else low};")
                 code.line(f"{declared}{end} = {f'max({end}, {high})' if k else high};")
-        if storage.join is None or storage.before + storage.after == 0:
+        if storage.reduction is None or storage.before + storage.after == 0:
             return
-        value = print_identity(storage.join)
+        value = print_identity(storage.reduction)
         with code.block(f"for (uniform int r = 0; r < {storage.rows}; r++)"):
             code.line(f"uniform float * uniform row = md_b{i} + r * {storage.pitch};")
             for k in range(storage.before):
@@ -416,7 +416,7 @@ class _Printer:
                 f"{storage.before} - {self._origin(plane.buffer.storage)}",
             )
             windows = [w for o in operations for n, w in o.reads if n == number]
-            padded = all(w is None or w.join == storage.join for w in windows)
+            padded = all(w is None or w.reduction == storage.reduction for w in windows)
         source = self._outside(number, segment) if plane.input is not None else None
         # A step that only reads an output, from its ring, must not write it again.
         is_made = plane.output is not None and any(o.result == number for o in operations)
@@ -476,7 +476,7 @@ def _seen_by_maxima(plan: KernelPlan) -> frozenset[int]:
     seen: set[int] = set()
     for operation in reversed(plan.operations):
         window = operation.window
-        is_max = window is not None and window.join == "max" and not is_looped(window)
+        is_max = window is not None and window.reduction == "max" and not is_looped(window)
         if is_max or operation.result in seen:
             seen.update(operation.operands)
     return frozenset(n for n in seen if plan.planes[n].input is not None)

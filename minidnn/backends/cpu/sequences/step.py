@@ -311,7 +311,7 @@ class StepPrinter:
         )
         at = self._ring_row(number, view.ring, row, first_column)
         # The row that is read where a window's row is padding.
-        identity = f"md_identity_{self.window.join}"
+        identity = f"md_identity_{self.window.reduction}"
         identity = self._argument("uniform float * uniform", "identity", identity)
         return f"({row} >= 0 && {row} < {view.extent[0]}) ? {at} : {identity}"
 
@@ -329,7 +329,7 @@ class StepPrinter:
         assert self.window is not None
         axis = self.window.columns
         column = f"(({self.xb} + j) * {axis.stride} - {axis.padding[0]} + {tap})"
-        identity = print_identity(self.window.join)
+        identity = print_identity(self.window.reduction)
         return f"(({column} >= 0 && {column} < {view.extent[1]}) ? {element} : {identity})"
 
     # Elements

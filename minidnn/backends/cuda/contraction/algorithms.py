@@ -21,9 +21,9 @@ from .config import (
     CudaAlgorithm,
     finish_of,
     prepare_of,
-    room,
     sums_of,
     used,
+    workspace_bytes,
 )
 from .graphs import can_be_product, fusable_stages, why_no_engine
 from .kernel_registry import KERNELS
@@ -157,7 +157,7 @@ def least_workspace(problem: ContractionProblem, machine: Machine) -> int:
     algorithms = algorithms_for(problem, machine)
     if problem.reduction is not None:
         algorithms = [algorithm for algorithm in algorithms if algorithm.kernel is None]
-    return min((room(problem, algorithm, 0) for algorithm in algorithms), default=0)
+    return min((workspace_bytes(problem, algorithm, 0) for algorithm in algorithms), default=0)
 
 
 def launches_of(

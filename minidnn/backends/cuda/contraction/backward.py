@@ -47,24 +47,24 @@ class BackwardKernel(ContractionKernel):
             if not problem.planar or problem.x.pixel != 1:
                 return "it steps over pixels of images that are not planar"
             if _rows(problem) >= _MOST_ROWS:
-                return "it is too large for numbers of 32 bits"
-        return self._forward.why_not(_turned(problem), machine)
+                return "it is too large for 32-bit indices"
+        return self._forward.why_not(_as_forward(problem), machine)
 
     def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
-        return self._forward.why_slow(_turned(problem), machine)
+        return self._forward.why_slow(_as_forward(problem), machine)
 
     def price(self, problem: ContractionProblem) -> float:
         return 0.9
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
-        return self._forward.choices(_turned(problem), machine)
+        return self._forward.choices(_as_forward(problem), machine)
 
     def launches(
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
         """The kernel that turns the filter around, which takes both filters; then the forward
         kernel's launches, and the kernel that spreads pixels if there is a stride."""
-        forward = self._forward.launches(_turned(problem), choice, machine)
+        forward = self._forward.launches(_as_forward(problem), choice, machine)
         return [_turning(problem), *forward, *([_spreading(problem)] if _steps(problem) else [])]
 
     def arguments(
@@ -78,13 +78,13 @@ class BackwardKernel(ContractionKernel):
             y=dense_at if _steps(problem) else at.x,
             workspace=dense_at + _few_bytes(problem),
         )
-        forward = self._forward.arguments(_turned(problem), choice, inner, machine)
+        forward = self._forward.arguments(_as_forward(problem), choice, inner, machine)
         turning: list[KernelArgument] = [at.w, at.workspace, *_turning_numbers(problem)]
         spreading: list[KernelArgument] = [dense_at, at.x, *_spreading_numbers(problem)]
         return [turning, *forward, *([spreading] if _steps(problem) else [])]
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
-        inner = self._forward.workspace(_turned(problem), choice, machine)
+        inner = self._forward.workspace(_as_forward(problem), choice, machine)
         return _filter_bytes(problem) + _few_bytes(problem) + inner
 
     def shape(self, choice: int) -> object:
@@ -103,11 +103,11 @@ def _steps(problem: ContractionProblem) -> bool:
 
 def _few_bytes(problem: ContractionProblem) -> int:
     """Bytes of the dense gradient of those pixels that a strided convolution reads."""
-    dense = _turned(problem).y
+    dense = _as_forward(problem).y
     return aligned(problem.batch * dense.image * dense.itemsize) if _steps(problem) else 0
 
 
-def _turned(problem: ContractionProblem) -> ContractionProblem:
+def _as_forward(problem: ContractionProblem) -> ContractionProblem:
     """The gradient as a problem of a forward convolution, whose image is the result's gradient."""
     filters, channels, *window = problem.w.shape
     shape = (channels * problem.groups, filters // problem.groups, *window)

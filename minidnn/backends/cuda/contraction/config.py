@@ -117,7 +117,7 @@ class ContractionExecutable:
     @property
     def workspace(self) -> int:
         """Bytes beside the tensors: the core's workspace, and what the kernels around it write."""
-        return room(self.problem, self.config.algorithm, self.core.workspace)
+        return workspace_bytes(self.problem, self.config.algorithm, self.core.workspace)
 
     def describe_kernels(self) -> list[str]:
         """The resources of each kernel of ours, in launch order; those of cuDNN's are unknown."""
@@ -335,7 +335,7 @@ def sums_of(problem: ContractionProblem, algorithm: CudaAlgorithm) -> list[Launc
     return [launch for launch in (sweep.first, sweep.parts) if launch is not None]
 
 
-def room(problem: ContractionProblem, algorithm: CudaAlgorithm, workspace: int) -> int:
+def workspace_bytes(problem: ContractionProblem, algorithm: CudaAlgorithm, workspace: int) -> int:
     """Bytes that an algorithm takes beside the tensors, when its core takes ``workspace``."""
     packed, prepared = _packed_bytes(problem, algorithm), _prepared_bytes(problem, algorithm)
     swept = bool(sums_of(problem, algorithm))
@@ -375,7 +375,7 @@ __all__ = [
     "core_of",
     "finish_of",
     "prepare_of",
-    "room",
     "sums_of",
     "target",
+    "workspace_bytes",
 ]

@@ -255,19 +255,19 @@ class DepthwiseKernel(ContractionKernel):
         if problem.w.shape[1] != 1 or problem.gather is not None:
             return "its groups have more than one input channel"
         if problem.is_integer:
-            return "it multiplies bytes"
+            return "it multiplies int8"
         if problem.planar or problem.x.channel != 1:
             return "its images are planar"
         if problem.before:
-            return "something comes before it"
+            return "it has a prologue"
         results = (problem.y, *problem.others)
         if any(t.channel != 1 or not is_regular(t) for t in results):
-            return "pixels of its result do not follow each other"
+            return "pixels of its result are not at regular strides"
         if any(t.offset for t in (problem.x, *results)):
-            return "its tensors begin beside a whole chunk"
+            return "its tensors are not aligned to vectors"
         x = problem.x
         if max(x.rows * x.row, problem.batch * problem.y.rows * problem.y.columns) >= _MOST:
-            return "its sizes do not fit 32 bits"
+            return "its sizes do not fit 32-bit indices"
         if not strips_for(problem, machine):
             return "its windows do not fit registers and shared memory"
         return None

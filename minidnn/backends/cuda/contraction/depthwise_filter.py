@@ -64,12 +64,12 @@ class DepthwiseFilterKernel(ContractionKernel):
         if problem.w.shape[1] != 1 or problem.w.shape[0] != problem.x.channels:
             return "its groups have more than one channel"
         if problem.is_integer:
-            return "it multiplies bytes"
+            return "it multiplies int8"
         if problem.planar or problem.x.channel != 1 or problem.y.channel != 1:
-            return "its channels do not lie side by side"
+            return "its channels are not contiguous"
         reaches = (t.rows * t.row for t in (problem.x, problem.y))
         if max(*reaches, problem.batch * problem.y.rows * problem.y.columns) >= _MOST:
-            return "its sizes do not fit 32 bits"
+            return "its sizes do not fit 32-bit indices"
         return None if _possible(problem) else "its windows do not fit registers"
 
     def price(self, problem: ContractionProblem) -> float:

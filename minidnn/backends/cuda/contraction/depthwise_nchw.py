@@ -87,15 +87,15 @@ def why_not_depthwise_nchw(problem: ContractionProblem) -> str | None:
     if channels != 1 or filters != problem.groups:
         return "its groups have more than one channel or filter"
     if any(t.pixel != 1 for t in (problem.x, problem.y, *problem.others)):
-        return "its pixels do not lie side by side"
+        return "its pixels are not contiguous"
     if problem.before:
-        return "something comes before it"
+        return "it has a prologue"
     if max(window) > MOST_TAPS:
         return f"its window is larger than {MOST_TAPS} x {MOST_TAPS}"
     x, y = problem.x, problem.y
     sizes = (problem.batch * t.channels * t.rows * t.columns for t in (x, y))
     reach = (t.channels * t.channel + t.rows * t.row for t in (x, y, *problem.others))
-    return "it is too large for numbers of 32 bits" if max(*sizes, *reach) >= MOST else None
+    return "it is too large for 32-bit indices" if max(*sizes, *reach) >= MOST else None
 
 
 class DepthwiseNchwKernel(ContractionKernel):

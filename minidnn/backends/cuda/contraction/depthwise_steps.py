@@ -1,6 +1,6 @@
 """Gradients of strided depthwise convolutions for their image, channels last.
 
-Only those taps contribute to a pixel of the image that reach it in a whole number of strides.  A
+Only those taps contribute to a pixel of the image that reach it in an integer of strides.  A
 thread computes a step: a block of as many rows and columns as the stride, each pixel by code for
 its own taps, so that none is tested in vain.  The least time is that of reading the gradient of the
 result and writing that of the image.
@@ -44,9 +44,9 @@ class DepthwiseStepsKernel(ContractionKernel):
         if problem.w.shape[1] != 1 or problem.w.shape[0] != x.channels:
             return "its groups have more than one channel"
         if problem.is_integer:
-            return "it multiplies bytes"
+            return "it multiplies int8"
         if problem.planar or x.channel != 1 or y.channel != 1:
-            return "its channels do not lie side by side"
+            return "its channels are not contiguous"
         if problem.stride == (1, 1):
             return "it steps over no pixels"
         if max(prod(problem.w.shape[2:]), prod(problem.stride)) > _MOST_TAPS:
@@ -54,7 +54,11 @@ class DepthwiseStepsKernel(ContractionKernel):
         if _shared_bytes(problem) > _MOST_SHARED:
             return "its filter does not fit shared memory"
         reaches = (t.rows * t.row for t in (x, y))
-        return "its sizes do not fit 32 bits" if max(_count(problem), *reaches) >= _MOST else None
+        return (
+            "its sizes do not fit 32-bit indices"
+            if max(_count(problem), *reaches) >= _MOST
+            else None
+        )
 
     def price(self, problem: ContractionProblem) -> float:
         return 0.5

@@ -101,7 +101,7 @@ class DirectKernel(ContractionKernel):
         if not problem.planar or problem.gather is not None:
             return "its image is not planar"
         if problem.before and prod(problem.w.shape[2:]) > 1:
-            return "every tap would compute what comes before"
+            return "every tap would compute the prologue"
         if problem.groups != 1:
             return "it has groups"
         if x.pixel != 1 or not all(map(has_contiguous_channels, (y, *problem.others))):
@@ -113,7 +113,7 @@ class DirectKernel(ContractionKernel):
         if problem.w.shape[0] > MOST_DOWN:
             return "it has too many filters"
         sizes = (pixels_of(problem), x.channels * x.channel, x.rows * x.row)
-        return "it is too large for numbers of 32 bits" if max(sizes) >= _MOST_PIXELS else None
+        return "it is too large for 32-bit indices" if max(sizes) >= _MOST_PIXELS else None
 
     def price(self, problem: ContractionProblem) -> float:
         return 1.4

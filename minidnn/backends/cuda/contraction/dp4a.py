@@ -42,9 +42,9 @@ class Dp4aKernel(ContractionKernel):
             return "its images are planar"
         tensors = (problem.gathered, problem.y, *problem.others)
         if any(t.channel != 1 and t.channels > 1 for t in tensors):
-            return "its channels do not lie side by side"
+            return "its channels are not contiguous"
         if any(not is_regular(t) for t in tensors[1:]):
-            return "pixels of its result do not follow each other"
+            return "pixels of its result are not at regular strides"
         if pixels_of(problem) * problem.w.shape[0] >= _MOST * _THREADS:
             return "it has too many results"
         return None

@@ -47,7 +47,7 @@ def why_not(problem: ContractionProblem) -> str | None:
     if any(t.dtype != problem.x.dtype for t in tensors):
         return "what is added up has several dtypes"
     if any(not is_aligned(t, problem.batch) or not is_regular(t) for t in tensors):
-        return "what is added up does not lie in whole chunks of 8 channels"
+        return "what is added up is not aligned to vectors of 8 channels"
     if any(type.rank != 1 for type in reduction.read[1 + len(reduction.tensors) :]):
         return "what is added up reads other values than tensors and vectors"
     return None
@@ -106,7 +106,7 @@ def totals_text(reduction: EpilogueReduction) -> str:
     return fill(template("totals.cu"), {"COUNT": registers_of(reduction)})
 
 
-def lay_vectors(dtypes: Sequence[str]) -> str:
+def copy_vectors(dtypes: Sequence[str]) -> str:
     """The code that copies the vectors for a block's filters, as floats, to ``given_at``."""
     code = Code()
     code.line("float *const given = (float *)(md_shared + (given_at - begins));")
@@ -276,7 +276,7 @@ def sums_text(problem: ContractionProblem, down: int) -> dict[str, object]:
         }
     return {
         "SUMS": totals_text(reduction),
-        "SUMS_VECTORS": lay_vectors(reduction.vectors),
+        "SUMS_VECTORS": copy_vectors(reduction.vectors),
         "SUMS_BEGIN": "  Totals totals;",
         "SUMS_ADD": "",
         "SUMS_END": f"  leave(totals, {_ALL}, part, n0, filters);",

@@ -49,14 +49,14 @@ class GradientShape:
 
     Attributes:
         rows, columns: M and N of a block.
-        turned: whether rows are taps and columns are filters, not the other way around.
+        transposed: whether rows are taps and columns are filters, not the other way around.
         own_rows, own_columns: M and N of a thread.
         stages: slabs in shared memory at once.
     """
 
     rows: int
     columns: int
-    turned: bool = False
+    transposed: bool = False
     own_rows: int = 8
     own_columns: int = 8
     stages: int = 3
@@ -64,12 +64,12 @@ class GradientShape:
     @property
     def filters(self) -> int:
         """Filters of a block."""
-        return self.columns if self.turned else self.rows
+        return self.columns if self.transposed else self.rows
 
     @property
     def taps(self) -> int:
         """Taps of channels of a block."""
-        return self.rows if self.turned else self.columns
+        return self.rows if self.transposed else self.columns
 
     @property
     def threads(self) -> int:
@@ -85,10 +85,10 @@ class GradientShape:
 
 SHAPES = (
     GradientShape(128, 128),
-    *(GradientShape(64, 128, turned) for turned in (False, True)),
+    *(GradientShape(64, 128, transposed) for transposed in (False, True)),
     GradientShape(64, 64),
-    *(GradientShape(32, 128, turned, 8, 4, 4) for turned in (False, True)),
-    *(GradientShape(32, 64, turned, 8, 4, 4) for turned in (False, True)),
+    *(GradientShape(32, 128, transposed, 8, 4, 4) for transposed in (False, True)),
+    *(GradientShape(32, 64, transposed, 8, 4, 4) for transposed in (False, True)),
 )
 DIVISIONS = Divisions(SHAPES)
 _NAMES = (
@@ -118,7 +118,7 @@ class FilterGradientKernel(ContractionKernel):
             return "its window reaches too far"
         images = (t.channels * t.channel + t.rows * t.row for t in (x, y))
         sizes = (pixels_of(problem), _taps(problem), *images)
-        return "it is too large for numbers of 32 bits" if max(sizes) >= _MOST_PIXELS else None
+        return "it is too large for 32-bit indices" if max(sizes) >= _MOST_PIXELS else None
 
     def price(self, problem: ContractionProblem) -> float:
         return 0.8
@@ -135,7 +135,7 @@ class FilterGradientKernel(ContractionKernel):
         text: dict[str, object] = {
             **{"BM": shape.rows, "BN": shape.columns, "RM": shape.own_rows},
             **{"RN": shape.own_columns, "THREADS": shape.threads, "STAGES": shape.stages},
-            "TURNED": str(shape.turned).lower(),
+            "TURNED": str(shape.transposed).lower(),
             "MULTIPLY": template("multiply.cu"),
             "PARAMETERS": ", ".join((*pointers, *(f"const long long P_{n}" for n in _NAMES))),
         }
@@ -189,7 +189,7 @@ def _slabs(problem: ContractionProblem) -> int:
 def _grid(problem: ContractionProblem, shape: GradientShape) -> tuple[int, int]:
     """Blocks along rows and along columns of the result."""
     sizes = problem.w.shape[0], _taps(problem)
-    down, across = reversed(sizes) if shape.turned else sizes
+    down, across = reversed(sizes) if shape.transposed else sizes
     return -(-down // shape.rows), -(-across // shape.columns)
 
 

@@ -118,7 +118,7 @@ def fixed_convolution(
         if stage.mode == "add":
             residual = spec_of(problem.others[stage.index], problem.batch)
             if residual.strides != output.strides:
-                return "its residual, which is read as the result is written, lies otherwise"
+                return "its residual, which is read in the result's layout, has another layout"
     fused = stages > 0
     descriptors = Problem(_key(problem, algorithm, fused, output))
     try:

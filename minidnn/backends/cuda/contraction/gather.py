@@ -57,7 +57,7 @@ class Gathering:
     fill: int = 0
 
     def channels(self, channels: int, dtype: str) -> int:
-        """Channels of the gathered image, padded to a whole number of accesses."""
+        """Channels of the gathered image, padded to an integer of accesses."""
         lanes = _ACCESS // ITEMSIZE[dtype]
         return -(-channels * self.stride[0] * self.columns // lanes) * lanes
 

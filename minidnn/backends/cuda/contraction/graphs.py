@@ -201,11 +201,11 @@ def why_no_engine(problem: ContractionProblem) -> str | None:
     if problem.shifted:
         return "its sums do not begin with 0, or it reads more than zeros outside of its image"
     if problem.groups != 1 or problem.gathered.channels % ALIGNMENT:
-        return "its groups or channels are no whole accesses"
+        return "its groups or channels are not aligned to vectors"
     if problem.y.channels * problem.y.itemsize % ALIGNMENT or problem.others:
-        return "its results are no whole accesses, or it reads others beside"
+        return "its results are not aligned to vectors, or it reads a residual"
     if not problem.stages:
-        return "nothing makes floats of its sums"
+        return "no epilogue converts its sums to floats"
     for number, stage in enumerate(problem.stages, 1):
         last = number == len(problem.stages) and problem.y.dtype == "int8"
         if (reason := why_not_fused(stage.step.code, last)) is not None:
@@ -217,7 +217,7 @@ def why_not_fused(code: Sequence[Instruction], rounds: bool) -> str | None:
     """Why cuDNN cannot fuse straight-line code; ``rounds``: whether it has to end by rounding."""
     body, end = _without_rounding(code)
     if rounds != end:
-        return "it does not round where it makes bytes"
+        return "it does not round where its result is int8"
     for line in body:
         if line.op not in ("argument", "constant", "fma", *_BY_CUDNN):
             return f"cuDNN has no {line.op!r}"

@@ -27,7 +27,7 @@ enum { CHUNKS = $CHUNKS$, PANELS = C8 / CHUNKS, READERS = C8 < 8 ? C8 : 8 };
 enum { RING = SLABS * 64, PITCH = (RING + 64) * 16 * CHUNKS + (CHUNKS == 1) * 16 };
 // Threads that write a pixel, pixels that a warp writes at once, and how often it does.
 enum { LANES = N / 8, ROWS = $ROWS$, DOWN = (15 + ROWS) / ROWS };
-enum { GROUPS = $GROUPS$, TAKEN = $TAKEN$, FILTERS = N, HALVES = 0, ACROSS = 1 };
+enum { GROUPS = $GROUPS$, TAKEN = $TAKEN$, FILTERS = N, SPLITS_N = 0, ACROSS = 1 };
 typedef $TURNED$ Turned;  // results on their way to whole chunks, rows of TURN
 enum { TURN = $TURN$, TURNED = GROUPS * 4 * 16 * TURN * sizeof(Turned) };
 enum { WEIGHTS = PRODUCTS * N * 16, PIXELS = PANELS * PITCH };

@@ -22,7 +22,7 @@ from ..tensor import LANES, is_aligned, is_regular, step_of
 from . import epilogue_reduction_text
 from .epilogue_reduction import EpilogueReduction
 from .epilogue_reduction_text import (
-    lay_vectors,
+    copy_vectors,
     partial_sum_reduction,
     print_chunk,
     print_vectors,
@@ -124,7 +124,7 @@ class HaloKernel(ContractionKernel):
         if problem.reduction is not None and (
             problem.reduction.is_moments or not is_rounded(problem)
         ):
-            return "what is behind it is no sum of results as they are written"
+            return "its epilogue reduction is no sum of rounded results"
         if (reason := epilogue_reduction_text.why_not(problem)) is not None:
             return reason
         if not self.choices(problem, machine):
@@ -168,7 +168,7 @@ class HaloKernel(ContractionKernel):
             "N": halo.filters,
             "GROUPS": halo.groups,
             "ROWS": halo.rows,
-            "TURN": _turn(problem, halo),
+            "TURN": _transpose_pitch(problem, halo),
             "C8": channels // LANES,
             "KH": rows,
             "KW": columns,
@@ -243,11 +243,11 @@ def why_not_line(problem: ContractionProblem, machine: Machine) -> str | None:
         return "its images are planar" if problem.planar else f"it has {problem.groups} groups"
     tensors = (problem.gathered, problem.y, *problem.others)
     if any(not is_aligned(t, problem.batch) for t in tensors):
-        return "its tensors are no whole chunks of 8 channels"
+        return "its tensors are not aligned to vectors of 8 channels"
     if problem.before:
-        return "every tap would compute what comes before"
+        return "every tap would compute the prologue"
     if any(not is_regular(t) for t in (problem.y, *problem.others)):
-        return "pixels of its result do not follow each other"
+        return "pixels of its result are not at regular strides"
     _, _, rows, columns = problem.w.shape
     if problem.stride != (1, 1) or rows * columns == 1:
         return "no two windows overlap"
@@ -258,7 +258,7 @@ def why_not_line(problem: ContractionProblem, machine: Machine) -> str | None:
     if y.columns > line or y.rows > lines:
         return "its padding is wider than its window"
     if (problem.batch + 1) * line * lines >= 1 << 31 or problem.w.span >= 1 << 31:
-        return "its pixels do not fit 32 bits"
+        return "its pixels do not fit 32-bit indices"
     return None
 
 
@@ -288,7 +288,7 @@ def _slabs(problem: ContractionProblem, groups: int) -> tuple[int, int]:
     return least, least + _SLABS_AHEAD
 
 
-def _turn(problem: ContractionProblem, halo: Halo) -> int:
+def _transpose_pitch(problem: ContractionProblem, halo: Halo) -> int:
     """Elements from one row of results that are transposed to the next, as in ``transpose.cu``."""
     padded = halo.filters + 8
     return halo.filters if is_rounded(problem) and halo.filters % 64 == 0 else padded
@@ -301,7 +301,7 @@ def _shared(problem: ContractionProblem, halo: Halo, slabs: int) -> int:
     chunks = channels // LANES
     ring = chunks * ((slabs + 1) * TILE + 1) * 16 + _ALIGNED
     itemsize = problem.x.itemsize if is_rounded(problem) else 4
-    transposed = halo.groups * 4 * _ROWS * _turn(problem, halo) * itemsize
+    transposed = halo.groups * 4 * _ROWS * _transpose_pitch(problem, halo) * itemsize
     vectors = epilogue_reduction_text.shared_bytes(problem, halo.filters)
     weights = rows * columns * chunks * halo.filters * 16 + _zeros(problem, halo)
     return weights + ring + transposed + vectors + slabs * 16
@@ -438,7 +438,7 @@ def results_text(problem: ContractionProblem, down: int) -> dict[str, object]:
     assert rounded
     return text | {
         "SUMS": totals_text(reduction),
-        "SUMS_VECTORS": lay_vectors(reduction.vectors),
+        "SUMS_VECTORS": copy_vectors(reduction.vectors),
         "SUMS_BEGIN": "  Totals totals;",
         "SUMS_END": f"  leave(totals, {_ALL}, part, n0, filters);",
         "ASK": _ask(reduction, down),

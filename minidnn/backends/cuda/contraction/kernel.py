@@ -47,7 +47,7 @@ class ContractionKernel(ABC):
         if problem.accuracy not in self.accuracies:
             return "it is less accurate than direct sums"
         if problem.producer is not None and not self.fuses_producer:
-            return "it computes nothing in front of a gradient"
+            return "it fuses no producer into a gradient"
         return self.why_not(problem, machine) or self.why_slow(problem, machine)
 
     @abstractmethod

@@ -43,7 +43,7 @@ MD_FUNCTION void add(Moments &moments, const uint4 (&chunks)[ACROSS][DOWN], int 
 // Writes the block's part: from what distances are taken, their mean, and the squares of distances
 // from that.  Threads meet in `all`, of 25 numbers each, which nobody uses any more.
 MD_FUNCTION void leave(const Moments &moments, float *all, float *part, int n0, int filters) {
-  enum { THREADS = GROUPS * 128, WIDE = LANES * 8, SIDE = HALVES ? GROUPS : 1 };
+  enum { THREADS = GROUPS * 128, WIDE = LANES * 8, SIDE = SPLITS_N ? GROUPS : 1 };
   enum { EACH = THREADS / SIDE / LANES };  // threads with the same filters
   const int thread = threadIdx.x, side = thread / WIDE, c = thread % WIDE;
   #pragma unroll

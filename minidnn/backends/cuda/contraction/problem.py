@@ -318,15 +318,15 @@ def contraction_of(
     outer_values = [tuple(outer.get(v, v) for v in values) for values in inner_values]
     first, second, third = outer_values
     x_at, y_at, *extra = addresses
-    placed = BoundContraction(problem, x_at, weight, y_at, tuple(extra), first, second, third)
+    bound = BoundContraction(problem, x_at, weight, y_at, tuple(extra), first, second, third)
     if not problem.is_integer:
-        return placed
+        return bound
     stages, numbers = _without_numbers(stages)
     bias = inner.inputs[2] if len(inner.inputs) > 2 else None
     assert bias is None or isinstance(bias, Constant), node
     shifted = op.zero != 0 or bias is not None
     problem = replace(problem, stages=stages, shifted=shifted)
-    return replace(placed, problem=problem, whole=BytesOnly(bias, op.zero, numbers))
+    return replace(bound, problem=problem, whole=BytesOnly(bias, op.zero, numbers))
 
 
 def gradient_of(

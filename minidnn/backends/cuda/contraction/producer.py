@@ -45,13 +45,13 @@ class Producer:
         return tuple(type.dtype for type in self.read[len(self.tensors) :])
 
 
-def producer_of(body: Graph, lies: Callable[[Value], Tensor]) -> tuple[Producer, list[Value]]:
+def producer_of(body: Graph, layout_of: Callable[[Value], Tensor]) -> tuple[Producer, list[Value]]:
     """Records as a producer nodes that make one result from tensors of its shape and from vectors;
     returns it with what it reads, tensors first."""
     shape = body.outputs[0].shape
     read = sorted(body.inputs, key=lambda value: value.shape != shape)
     _, operators = numbered(read, body.nodes)
-    tensors = tuple(lies(value) for value in read if value.shape == shape)
+    tensors = tuple(layout_of(value) for value in read if value.shape == shape)
     return Producer(tuple(value.type for value in read), operators, tensors), read
 
 

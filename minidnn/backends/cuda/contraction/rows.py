@@ -47,8 +47,8 @@ class RowsKernel(ContractionKernel):
         if problem.batch > MOST:
             return f"it has {problem.batch} rows"
         if x.channel != 1 or any(step % 4 for step in (x.channels, x.offset, x.image)):
-            return "its rows are no whole chunks of 4 inputs"
-        return None if y.channel == 1 else "its results lie apart"
+            return "its rows are not aligned to vectors of 4 inputs"
+        return None if y.channel == 1 else "its results are not contiguous"
 
     def price(self, problem: ContractionProblem) -> float:
         return 0.6

@@ -84,9 +84,9 @@ class Rows:
         banks.  There is room for one pixel more."""
         reached = (pixels - self.copies) * self.step + self.chunks * _CHUNK
         least = -(-(reached + self.channels) // _CHUNK)
-        return _CHUNK * min(range(least, least + _CHUNK), key=self._crowd)
+        return _CHUNK * min(range(least, least + _CHUNK), key=self._bank_conflicts)
 
-    def _crowd(self, pitch: int) -> int:
+    def _bank_conflicts(self, pitch: int) -> int:
         """How many of eight windows share banks, where copies are ``pitch`` chunks apart."""
         ahead = self.step * self.copies // _CHUNK
         banks = [
@@ -241,7 +241,7 @@ class SmallChannelsGradientKernel(ContractionKernel):
         if problem.planar or problem.groups != 1:
             return "its images are planar" if problem.planar else f"it has {problem.groups} groups"
         if problem.x.channel != 1 or problem.y.channel != 1:
-            return "its channels do not lie side by side"
+            return "its channels are not contiguous"
         _, channels, *window = problem.w.shape
         if channels > MOST_CHANNELS:
             return f"it has more than {MOST_CHANNELS} input channels"
@@ -252,7 +252,7 @@ class SmallChannelsGradientKernel(ContractionKernel):
             return f"rows of its image do not fit the shared memory of {machine.arch}"
         images = (t.rows * t.row + t.columns * t.pixel for t in (problem.x, problem.y))
         sizes = (_steps(problem, shape), prod(problem.w.shape), *images)
-        return "its images do not fit 32 bits" if max(sizes) >= 1 << 30 else None
+        return "its images do not fit 32-bit indices" if max(sizes) >= 1 << 30 else None
 
     def price(self, problem: ContractionProblem) -> float:
         return 0.5

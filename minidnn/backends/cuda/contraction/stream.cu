@@ -7,15 +7,15 @@
 // multiply (wgmma), and barriers say what is there (full) and what has been read (empty).  Each
 // warp takes its sixteen rows into registers (ldmatrix), where what comes before the product is
 // computed, so a slab of pixels is free again at once, one with filters behind the product.  The
-// groups share a slab's pixels, or, HALVES, each takes all of them and its part of the filters.
+// groups share a slab's pixels, or, SPLITS_N, each takes all of them and its part of the filters.
 // Where something MAKES what is read, in front of a gradient, a warp group of its own puts that where
 // the first of its tensors was, and says so (ready).
 // Each thread arrives for itself where it has read: one for a warp is no faster, and not what
 // compute-sanitizer understands.
 namespace stream_$NAME$ {
 typedef $T$ T;
-enum { N = $N$, HALVES = $HALVES$, STAYS = $STAYS$, GROUPS = $GROUPS$, MAKES = $MAKES$ };
-enum { FILTERS = HALVES ? GROUPS * N : N, PIXELS = HALVES ? 64 : GROUPS * 64 };
+enum { N = $N$, SPLITS_N = $SPLITS_N$, STAYS = $STAYS$, GROUPS = $GROUPS$, MAKES = $MAKES$ };
+enum { FILTERS = SPLITS_N ? GROUPS * N : N, PIXELS = SPLITS_N ? 64 : GROUPS * 64 };
 enum { READ = $TENSORS$ * PIXELS, SLAB = (STAYS ? READ : READ + FILTERS) * 128 };
 enum { PITCH = N + 8, JOINED = GROUPS * 4 * 16 * PITCH };  // a row of results, and all of them
 // Columns that a thread joins at once: it has registers for so many beside its sums.
@@ -106,10 +106,10 @@ $BEHIND_NUMBERS$
 
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   T *const own = (T *)(md_shared + (joined - begins)) + warp * 16 * PITCH;
-  const int part_row = (HALVES ? 0 : group * 64) + (warp & 3) * 16;
-  const unsigned int taken = weights + (HALVES ? group * N * 16 : 0);
-  const unsigned int passing = ring + READ * 128 + (HALVES ? group * N * 128 : 0);
-  const int n1 = n0 + (HALVES ? group * N : 0);
+  const int part_row = (SPLITS_N ? 0 : group * 64) + (warp & 3) * 16;
+  const unsigned int taken = weights + (SPLITS_N ? group * N * 16 : 0);
+  const unsigned int passing = ring + READ * 128 + (SPLITS_N ? group * N * 128 : 0);
+  const int n1 = n0 + (SPLITS_N ? group * N : 0);
   // Of the first chunk that a thread writes, and asks for: every ROWS-th row, LANES chunks further.
   const int row0 = lane / LANES, column0 = lane % LANES * 8;
 $OTHERS$

@@ -56,7 +56,7 @@ class Stream:
     groups: int = 2
 
     @property
-    def halves(self) -> bool:
+    def splits_n(self) -> bool:
         """Whether the warp groups divide N: each takes all pixels of a slab and its part of the
         filters; else they divide M."""
         return not self.stays and self.groups == 2
@@ -64,12 +64,12 @@ class Stream:
     @property
     def columns(self) -> int:
         """Filters of a warp group, which are N of its ``wgmma``."""
-        return self.filters // (self.groups if self.halves else 1)
+        return self.filters // (self.groups if self.splits_n else 1)
 
     @property
     def pixels(self) -> int:
         """M of a tile."""
-        return 64 * (1 if self.halves else self.groups)
+        return 64 * (1 if self.splits_n else self.groups)
 
     @property
     def lanes(self) -> int:
@@ -134,15 +134,15 @@ class StreamKernel(ContractionKernel):
             return "it is no product of pixels and filters"
         tensors = (problem.x, problem.y, *problem.others)
         if problem.before and problem.producer is not None:
-            return "something else comes before"
+            return "it has another prologue"
         if any(not is_aligned(t, problem.batch) for t in tensors):
-            return "its tensors are no whole chunks of 8 channels"
+            return "its tensors are not aligned to vectors of 8 channels"
         if any(not is_regular(t) for t in tensors):
-            return "its pixels do not follow each other"
+            return "its pixels are not at regular strides"
         if problem.before and not is_packed(problem):
-            return "what comes before is not scale, shift and ReLU"
+            return "its prologue is not scale, shift and ReLU"
         if problem.w.span >= 1 << 31 or pixels_of(problem) >= 1 << 31:
-            return "its sizes do not fit 32 bits"
+            return "its sizes do not fit 32-bit indices"
         for reason in (epilogue_reduction_text.why_not(problem), stream_producer.why_not(problem)):
             if reason is not None:
                 return reason
@@ -195,7 +195,7 @@ class StreamKernel(ContractionKernel):
         parts = {
             "T": element,
             "N": stream.columns,
-            "HALVES": int(stream.halves),
+            "SPLITS_N": int(stream.splits_n),
             "STAYS": int(stream.stays),
             "GROUPS": stream.groups,
             "HOPPER": hopper_text(problem.x.dtype, stream.columns),

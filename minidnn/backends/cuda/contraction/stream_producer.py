@@ -68,7 +68,7 @@ def why_not(problem: ContractionProblem) -> str | None:
     if producer is None:
         return None
     if any(not is_aligned(t, problem.batch) or not is_regular(t) for t in producer.tensors):
-        return "what stands in front does not lie in whole chunks of 8 channels"
+        return "the producer's tensors are not aligned to vectors of 8 channels"
     return None
 
 

@@ -65,20 +65,20 @@ class TileKernel(ContractionKernel):
             return "its images are planar" if problem.planar else f"it has {problem.groups} groups"
         results = (problem.y, *problem.others)
         if not is_aligned(problem.gathered, problem.batch, _each(problem)):
-            return "its image is no whole chunks of 16 bytes"
+            return "its image is not aligned to vectors of 16 bytes"
         if any(not is_aligned(t, problem.batch) for t in results):
-            return "its tensors are no whole chunks of 8 channels"
+            return "its tensors are not aligned to vectors of 8 channels"
         if problem.is_integer and any(t.dtype not in TYPES or t.offset for t in results):
-            return "its result is whole numbers, or what it reads and writes begins inside a chunk"
+            return "its result is integers, or what it reads and writes is not aligned"
         if problem.before and not (problem.is_pointwise or prod(problem.w.shape[2:]) == 1):
-            return "every tap would compute what comes before"
+            return "every tap would compute the prologue"
         if any(not is_regular(t) for t in (problem.y, *problem.others)):
-            return "pixels of its result do not follow each other"
+            return "pixels of its result are not at regular strides"
         if (
             max(problem.batch * problem.gathered.image // _each(problem), pixels_of(problem))
             >= 1 << 30
         ):
-            return "its images do not fit 32 bits"
+            return "its images do not fit 32-bit indices"
         return None
 
     def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
@@ -103,7 +103,7 @@ class TileKernel(ContractionKernel):
         tile, parts = DIVISIONS[choice]
         simple = _is_simple(problem)
         is_integer = problem.is_integer
-        crowded = tile.spare_registers(parts, machine) < _FEW_REGISTERS
+        is_short_of_registers = tile.spare_registers(parts, machine) < _FEW_REGISTERS
         x = problem.gathered
         text = {
             "T": TYPES[problem.x.dtype],
@@ -116,7 +116,7 @@ class TileKernel(ContractionKernel):
             "PARTS": parts,
             "CLUSTER": f"__cluster_dims__({parts}, 1, 1) " if parts > 1 else "",
             "BLOCKS": tile.side_by_side(parts, machine),
-            "AHEAD": tile.stages if crowded else 1,
+            "AHEAD": tile.stages if is_short_of_registers else 1,
             "SUM": "int" if is_integer else "float",
             "REGISTER": "r" if is_integer else "f",
             "SHAPE": _SHAPES[problem.x.dtype],
@@ -130,7 +130,7 @@ class TileKernel(ContractionKernel):
             "TAP": "" if simple else _WINDOW_TAP,
             "LOAD": _SIMPLE_LOAD if simple else _WINDOW_LOAD,
             "NEXT": "" if simple else _WINDOW_NEXT,
-            "INDEX": "long long" if crowded else "int",
+            "INDEX": "long long" if is_short_of_registers else "int",
             "SHIFT": _each(problem).bit_length() - 1,
             "OUTSIDE": _WHOLE_OUTSIDE if is_integer else _OUTSIDE,
             "CACHE": "cg.shared.global.L2::128B" if simple else "ca.shared.global",
@@ -375,11 +375,11 @@ def _results(file: str, problem: ContractionProblem, text: Mapping[str, str]) ->
     return fill(template(file), {"VECTORS": vectors_of(problem), **text}).rstrip("\n")
 
 
-def _early(problem: ContractionProblem, halves: int, most: int) -> int:
+def _early(problem: ContractionProblem, float16_groups: int, most: int) -> int:
     """For how many groups of sixteen rows the other tensors are loaded early: in as many registers
-    as ``halves`` groups of one float16 tensor take."""
+    as ``float16_groups`` groups of one float16 tensor take."""
     size = sum(t.itemsize for t in problem.others)
-    return min(most, 2 * halves // size) if problem.others else halves
+    return min(most, 2 * float16_groups // size) if problem.others else float16_groups
 
 
 def _others(problem: ContractionProblem, early: int) -> str:

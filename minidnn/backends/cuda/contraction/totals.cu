@@ -9,7 +9,7 @@ struct Totals {
 // Writes the block's part.  Threads meet in `all`, of 8 numbers each, which nobody uses any more.
 MD_FUNCTION void leave(const Totals &totals, float *all, float *part, int n0, int filters) {
   enum { WARP = ROWS * LANES, THREADS = GROUPS * 4 * WARP };  // those that write
-  enum { WIDE = LANES * 8, SIDE = HALVES ? GROUPS : 1 };
+  enum { WIDE = LANES * 8, SIDE = SPLITS_N ? GROUPS : 1 };
   enum { EACH = THREADS / SIDE / LANES };  // threads with the same filters
   const int lane = threadIdx.x & 31, thread = (threadIdx.x >> 5) * WARP + lane;
   const int side = threadIdx.x / WIDE, c = threadIdx.x % WIDE;

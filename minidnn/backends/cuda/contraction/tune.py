@@ -33,8 +33,8 @@ from .config import (
     Core,
     CudaAlgorithm,
     build,
-    room,
     target,
+    workspace_bytes,
 )
 from .fixed_function import FixedConvolution, algorithms_of, fixed_convolution
 from .graphs import CONVOLUTION, constraints_of, graph_of
@@ -133,7 +133,9 @@ def again(problem: ContractionProblem, tuning: Tuning) -> ContractionExecutable 
         return None
     algorithm = config.algorithm
     fixed = fixed_convolution(problem, config.engine, algorithm.stages, target(problem, algorithm))
-    if isinstance(fixed, str) or room(problem, algorithm, fixed.workspace) > tuning.limit(problem):
+    if isinstance(fixed, str) or workspace_bytes(
+        problem, algorithm, fixed.workspace
+    ) > tuning.limit(problem):
         return None
     return build(problem, config, fixed, tuning.machine, tuning.load)
 
@@ -375,11 +377,11 @@ def _candidates(
             core = load_contraction(
                 core_problem, algorithm.kernel, choice, tuning.machine, tuning.load
             )
-            size = room(problem, algorithm, core.workspace)
+            size = workspace_bytes(problem, algorithm, core.workspace)
             if size <= workspace_limit:
                 yield AlgorithmConfig(algorithm, choice, (), size), core
         return
-    core_limit = workspace_limit - room(problem, algorithm, 0)
+    core_limit = workspace_limit - workspace_bytes(problem, algorithm, 0)
     if core_limit < 0:
         return
     graph = graph_of(problem, algorithm.core, algorithm.stages, target(problem, algorithm))
@@ -398,7 +400,7 @@ def _candidates(
         return
     for plan in plans:
         config: EngineConfig = plan.config
-        size = room(problem, algorithm, plan.workspace)
+        size = workspace_bytes(problem, algorithm, plan.workspace)
         yield AlgorithmConfig(algorithm, config.engine, config.knobs, size), plan
 
 
@@ -415,7 +417,7 @@ def _fixed(
         if isinstance(convolution, str):
             log.debug("%s: %s: %s", problem.describe(), fixed.name, convolution)
             continue
-        size = room(problem, algorithm, convolution.workspace)
+        size = workspace_bytes(problem, algorithm, convolution.workspace)
         if size <= workspace_limit:
             yield AlgorithmConfig(algorithm, int(fixed), (), size), convolution
 

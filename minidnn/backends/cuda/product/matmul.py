@@ -61,7 +61,7 @@ class ProductTile:
         tile of the result, which passes through the same memory at the end."""
         extents_a, extents_b = (
             (_INNER, n) if outer else (n, _INNER)
-            for n, outer in zip((self.rows, self.columns), _turned(shape), strict=True)
+            for n, outer in zip((self.rows, self.columns), _majors(shape), strict=True)
         )
         stage = sum(lines * _pitch(line) for lines, line in (extents_a, extents_b))
         stages = 2 if shape.inner > _INNER else 1
@@ -95,7 +95,7 @@ def _pitch(line: int) -> int:
     return (line // _CHUNK | 1) * 16
 
 
-def _turned(shape: BatchedProduct) -> tuple[bool, bool]:
+def _majors(shape: BatchedProduct) -> tuple[bool, bool]:
     """Whether the first operand is contiguous along M, and the second along N; otherwise they are
     contiguous along K.  Shared memory keeps the order that they have in global memory."""
     return shape.a.columns != 1, shape.b.columns == 1
@@ -130,7 +130,7 @@ def candidates(shape: BatchedProduct, machine: Machine) -> list[ProductTile]:
 def print_on_tensor_cores(shape: BatchedProduct, tile: ProductTile) -> Launch:
     """The kernel of a product of float16 or bfloat16 on tensor cores; its pointers are both
     operands and the result."""
-    m_major_a, n_major_b = _turned(shape)
+    m_major_a, n_major_b = _majors(shape)
     a, b, y = shape.a, shape.b, shape.y
     width_a = a.width(_CHUNK, shape.rows if m_major_a else shape.inner)
     width_b = b.width(_CHUNK, shape.columns if n_major_b else shape.inner)

@@ -121,7 +121,7 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
     lone = len(windows) == 1 and height * width <= SMALL_PLANE
     kept_each, waits = KEPT_OF_SUMS if sums else KEPT, WAITS_OF_ONE if lone else WAITS
     direct = not all(window.is_plain for window in windows)
-    halves = not direct and len(windows) == 1 and all(t.itemsize == 2 for t in tensors)
+    is_half = not direct and len(windows) == 1 and all(t.itemsize == 2 for t in tensors)
     priced: list[tuple[float, Grid]] = []
     for rows in range(max(1, reach[0]), min(height, MOST_RESIDENT) + 1):
         for columns in range(max(1, reach[1]), min(width, MOST_RESIDENT // rows) + 1):
@@ -135,15 +135,15 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
                 most = MOST_OF_SEVERAL if channels > 1 else _most_threads(registers)
                 if grid.threads <= min(most, _most_threads(registers)):
                     warps = min(48.0, 65536 / (kept_each * registers + OTHERS) / WARP)
-                    if halves:
-                        waits, warps = WAITS, _warps_of_halves(grid, registers)
+                    if is_half:
+                        waits, warps = WAITS, _half_precision_warps(grid, registers)
                     if direct:
                         warps = min(warps, _warps_of_edges(plan, grid))
                     cost = sum(_cost(grid, height, width, window) for window in windows)
                     cost *= 1.0 + waits / warps
                     priced.append((cost + BLOCK_COST / (channels * height * width), grid))
     priced.sort(key=lambda one: one[0])
-    if halves:
+    if is_half:
         first = [(cost + _accesses(grid, height, width), grid) for cost, grid in priced[:ACCESSED]]
         priced[:ACCESSED] = sorted(first, key=lambda one: one[0])
     return [grid for _, grid in priced]
@@ -162,7 +162,7 @@ def live_planes(plan: KernelPlan) -> int:
     return peak_live_planes(plan) + max(beside)
 
 
-def _warps_of_halves(grid: Grid, registers: float) -> float:
+def _half_precision_warps(grid: Grid, registers: float) -> float:
     """Estimates the warps of a multiprocessor for a lone half-precision window, in whole blocks."""
     each = ceil((KEPT_OF_HALVES * registers + OTHERS) / 8) * 8
     blocks = min(32, 65536 // (each * grid.threads))

@@ -420,7 +420,7 @@ def place_buffers(plan: KernelPlan, group: int, planar: bool) -> SharedBuffers:
     Storages whose lifetimes do not overlap share memory, unless patches keep rows from one to the
     next.
     """
-    placed: dict[int, SharedBuffer] = {}
+    buffers: dict[int, SharedBuffer] = {}
     spans = _lifetimes(plan)
     order = sorted(spans, key=lambda storage: (spans[storage], storage))
     total = 0
@@ -440,11 +440,11 @@ def place_buffers(plan: KernelPlan, group: int, planar: bool) -> SharedBuffers:
             size = row * buffer.rows
         size_bytes = -(-size * ITEMSIZE[dtype] // ALIGNMENT) * ALIGNMENT
         begin, _ = spans[storage]
-        live = [p for other, p in placed.items() if spans[other][1] >= begin]
+        live = [p for other, p in buffers.items() if spans[other][1] >= begin]
         offset = _first_gap(live, size_bytes)
-        placed[storage] = SharedBuffer(offset, dtype, row, column, channel, size_bytes)
+        buffers[storage] = SharedBuffer(offset, dtype, row, column, channel, size_bytes)
         total = max(total, offset + size_bytes)
-    return SharedBuffers(placed, total)
+    return SharedBuffers(buffers, total)
 
 
 def _first_gap(near: list[SharedBuffer], size: int) -> int:

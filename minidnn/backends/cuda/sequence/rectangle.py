@@ -14,7 +14,7 @@ from .grid import Grid, is_number, phases_of, reach_of, taps_along
 from .pack import Pack
 from .taps import Tap, TapReduction
 from .view import Function
-from .window import Finish, identity_text, join, shares
+from .window import Finish, identity_text, reduce_ranges, shares
 
 Cells = dict[tuple[int, int], str]
 
@@ -46,7 +46,7 @@ class RectanglePrinter:
     #: The dtypes that results are rounded to when they are computed.
     dtypes: Mapping[int, str]
     #: Where the slots of a window's two phases begin, and from one slot of a thread to the next.
-    halves: tuple[int, int]
+    phase_offsets: tuple[int, int]
     pitch: int
     barrier: str
     #: The condition for a position of the rectangle to be in the plane.
@@ -224,11 +224,11 @@ class RectanglePrinter:
         a thread lacks come from the threads above and below, then from those to the left and right,
         which pass on what they received."""
         under, here = operation.operands[: window.under], operation.operands[window.under :]
-        planes = [self._lying(number) for number in under]
+        planes = [self._surroundings_of(number) for number in under]
         for phase, axis in enumerate(phases := phases_of(window)):
             self._exchange(phase, axis, window, planes, phase == len(phases) - 1)
         down, across = map(taps_along, window.axes)
-        join = TapReduction(self.pack, window, self.plan.anchor, under[0] in self.positive)
+        reduction = TapReduction(self.pack, window, self.plan.anchor, under[0] in self.positive)
         totals: Cells = {}
         for row, column in product(range(self.grid.rows), range(self.grid.columns)):
             centre = [self._operand(number, row, column) for number in here]
@@ -243,12 +243,12 @@ class RectanglePrinter:
                 ]
                 for y, i in down
             ]
-            totals[row, column] = join.print(taps, centre)
+            totals[row, column] = reduction.print(taps, centre)
         if len(phases) == 1:
             self.code.line(self.barrier)  # the next step writes to the same slots
         return totals
 
-    def _lying(self, number: int) -> _Surroundings:
+    def _surroundings_of(self, number: int) -> _Surroundings:
         """The elements of a plane that a thread has before edges are exchanged."""
         positions = product(range(self.grid.rows), range(self.grid.columns))
         return _Surroundings({position: self._operand(number, *position) for position in positions})
@@ -277,7 +277,7 @@ class RectanglePrinter:
 
         def slot(k: int, edge: int, line: int, thread: str) -> str:
             number = (k * (before + after) + edge) * len(lines) + lines.index(line)
-            return f"edges[{self.halves[phase] + number * self.pitch} + {thread}]"
+            return f"edges[{self.phase_offsets[phase] + number * self.pitch} + {thread}]"
 
         sent = [*range(length - before, length), *range(after)]
         for k, plane in enumerate(planes):
@@ -317,7 +317,8 @@ class RectanglePrinter:
             return (position, line) if axis == 0 else (line, position)
 
         def slot(edge: int, line: int, thread: str) -> str:
-            return f"edges[{self.halves[phase] + (edge * lines + line) * self.pitch} + {thread}]"
+            number = edge * lines + line
+            return f"edges[{self.phase_offsets[phase] + number * self.pitch} + {thread}]"
 
         extended: dict[tuple[int, int], str] = {}
         if before + after:
@@ -349,11 +350,13 @@ class RectanglePrinter:
         """Declares the threads with the rectangles before and after; at the plane's ends,
         identities."""
         grid = self.grid
-        nobody = grid.threads + list(COMBINERS).index(window.join)
+        identity_slot = grid.threads + list(COMBINERS).index(window.reduction)
         place, count, step = ("ty", grid.down, grid.across) if axis == 0 else ("tx", grid.across, 1)
         low, high = self.code.fresh(), self.code.fresh()
-        self.code.line(f"const int {low} = {place} > 0 ? thread - {step} : {nobody};")
-        self.code.line(f"const int {high} = {place} < {count - 1} ? thread + {step} : {nobody};")
+        self.code.line(f"const int {low} = {place} > 0 ? thread - {step} : {identity_slot};")
+        self.code.line(
+            f"const int {high} = {place} < {count - 1} ? thread + {step} : {identity_slot};"
+        )
         return low, high
 
     def _lines(
@@ -376,7 +379,7 @@ class RectanglePrinter:
                     ]
                     for p in outputs
                 ]
-                results = join(self.pack, window, ranges, positive)
+                results = reduce_ranges(self.pack, window, ranges, positive)
                 for position, name in zip(outputs, results, strict=True):
                     cell = (position, line) if axis == 0 else (line, position)
                     cells[cell] = name

@@ -66,14 +66,14 @@ class RescheduledSequence:
 
 
 def print_region(
-    region: Region, lies: Callable[[Value], Tensor], machine: Machine
+    region: Region, layout_of: Callable[[Value], Tensor], machine: Machine
 ) -> RescheduledSequence:
-    """Returns the kernel of a sequence for a machine, its values in the layouts that ``lies``
+    """Returns the kernel of a sequence for a machine, its values in the layouts that ``layout_of``
     gives.
 
-    ``lies`` is called with values of the region's body.
+    ``layout_of`` is called with values of the region's body.
     """
-    laid = LaidOutSequence(region, lies, machine)
+    laid = LaidOutSequence(region, layout_of, machine)
     plan, binding, inputs, outputs = laid.planned(laid.schedule())
     return RescheduledSequence(print_sequence(plan, binding, inputs, outputs, machine), binding)
 
@@ -81,10 +81,12 @@ def print_region(
 class LaidOutSequence:
     """A sequence whose values have known layouts, and the schedules that suit these."""
 
-    def __init__(self, region: Region, lies: Callable[[Value], Tensor], machine: Machine) -> None:
+    def __init__(
+        self, region: Region, layout_of: Callable[[Value], Tensor], machine: Machine
+    ) -> None:
         self.region = region
         self.machine = machine
-        self._lies = lies
+        self._layout_of = layout_of
         body = region.body
         stack = lower(body.nodes, body.outputs)
         self.sequence = Sequence(stack.steps, body.outputs, stack.batch, stack.channels)
@@ -93,15 +95,15 @@ class LaidOutSequence:
         spatial = [
             v for v in values if v.type.plane[2] * v.type.plane[3] > 1 and v.type.plane[1] > 1
         ]
-        self.is_planar = all(lies(value).is_planar for value in spatial)
+        self.is_planar = all(layout_of(value).is_planar for value in spatial)
 
     def planned(self, schedule: Schedule) -> tuple[KernelPlan, Binding, list[Tensor], list[Tensor]]:
         """Returns the plan under a schedule, its binding, and the layouts of its inputs and
         outputs."""
         same = schedule == self.region.schedule
         plan, binding = (self.region if same else replace(self.region, schedule=schedule)).kernel
-        inputs = [self._lies(slot.value) for slot in binding.inputs]
-        outputs = [self._lies(slot.value) for slot in binding.outputs]
+        inputs = [self._layout_of(slot.value) for slot in binding.inputs]
+        outputs = [self._layout_of(slot.value) for slot in binding.outputs]
         return plan, binding, inputs, outputs
 
     def schedule(self) -> Schedule:
@@ -122,7 +124,7 @@ class LaidOutSequence:
         resident = self.is_planar and sequence.stays_in_registers
         if resident and lone:
             whole_plan = replace(region, schedule=Schedule(rows, columns)).kernel[0]
-            tensors = [self._lies(value) for value in (*sequence.inputs, *sequence.outputs)]
+            tensors = [self._layout_of(value) for value in (*sequence.inputs, *sequence.outputs)]
             resident = not reads_units(whole_plan, tensors)
             if resident and sums_in_shared_memory(whole_plan, tensors):
                 planes = sequence.batch * sequence.channels
@@ -130,7 +132,7 @@ class LaidOutSequence:
                 if copied is not None:
                     return copied
         if lone and not resident:
-            if self.is_planar or sequence.is_whole:
+            if self.is_planar or sequence.needs_whole_plane:
                 return Schedule(rows, columns)
             windows = [o.window for o in sequence.operations if o.window is not None]
             if any(moves_by_one(window.rows) for window in windows):
@@ -212,11 +214,11 @@ _GRIDS = 6
 
 
 def print_variants(
-    region: Region, lies: Callable[[Value], Tensor], machine: Machine
+    region: Region, layout_of: Callable[[Value], Tensor], machine: Machine
 ) -> list[Launch]:
-    """Returns the launches of a sequence, its values in the layouts that ``lies`` gives, other than
-    the launch of :func:`print_region`: they take the same pointers and give the same bits."""
-    laid = LaidOutSequence(region, lies, machine)
+    """Returns the launches of a sequence, its values laid out by ``layout_of``, other than the
+    launch of :func:`print_region`: they take the same pointers and give the same bits."""
+    laid = LaidOutSequence(region, layout_of, machine)
     chosen = laid.schedule()
     usual, usual_binding, inputs, outputs = laid.planned(chosen)
     first = print_sequence(usual, usual_binding, inputs, outputs, machine).launch

@@ -104,7 +104,7 @@ class _Printer:
         self.pitch = grid.threads + len(COMBINERS)
         # A window's second exchange writes to other slots than its first, so that one barrier in
         # each is enough: all threads have read a phase's slots before the other phase's barrier.
-        self.halves = (0, counts[0] * self.pitch)
+        self.phase_offsets = (0, counts[0] * self.pitch)
         self.slots = max(1, sum(counts))
         self.overlaid = self._overlays()
         self.edges_bytes = -(-self.slots * self.pitch * 4 // 16) * 16
@@ -241,8 +241,8 @@ class _Printer:
             code.line(self.barrier)
         threads = self.grid.threads
         with code.block(f"for (int i = thread; i < {self.slots}; i += {threads})"):
-            for k, join in enumerate(COMBINERS.values()):
-                value = literal(join.identity)
+            for k, combiner in enumerate(COMBINERS.values()):
+                value = literal(combiner.identity)
                 code.line(f"edges[i * {self.pitch} + {threads + k}] = {value};")
 
     def _tensor(self, code: Code, number: int) -> None:
@@ -408,7 +408,7 @@ class _Printer:
             self.positive,
             self.triples,
             self.dtypes,
-            self.halves,
+            self.phase_offsets,
             self.pitch,
             self.barrier,
             self._inside,

@@ -27,7 +27,7 @@ from .pack import Pack, Pairs
 from .step import StepPrinter, StoreTarget
 from .vectors import SequenceKernel, kernel_of, vector_at
 from .view import Lanes, PlaneView, Span, plus, times
-from .window import join, taps_of
+from .window import reduce_ranges, taps_of
 
 NUMBERS = 8
 """Sums of each row that a thread has: of 8 channels, or of 4 at two columns, which shares taps, but
@@ -240,7 +240,7 @@ class _Printer:
             added = self._summed(code, "last")
             kept = [[f"h{row}_{column}" for row in range(down.kernel - 1)] for column in columns]
             ranges = [[*names, new] for names, new in zip(kept, added, strict=True)]
-            printer.row(0, join(sums, self.window, ranges, False))
+            printer.row(0, reduce_ranges(sums, self.window, ranges, False))
             for names in ranges:
                 for name, following in pairwise(names):
                     sums.each(f"{sums.at(name)} = {sums.at(following)};")
@@ -287,7 +287,9 @@ class _Printer:
             floats[offset] = code.fresh()
             pack.declare(floats[offset], pairs.element(f"{name}_{offset}", "v"))
         taps = [taps_of(self.window.whole[1], column) for column in range(self.rolling.columns)]
-        return join(pack, self.window, [[floats[o] for o in offsets] for offsets in taps], False)
+        return reduce_ranges(
+            pack, self.window, [[floats[o] for o in offsets] for offsets in taps], False
+        )
 
     def _pairs(self, code: Code) -> Pairs:
         return Pairs(code, self.rolling.pack, self.source.dtype)

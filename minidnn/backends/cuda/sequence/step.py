@@ -232,8 +232,8 @@ class StepPrinter:
         bfloat16 of which the maximum is wanted, else as float32."""
         view = self.sources.get(source)
         size = self.lanes.pack
-        halves = view is not None and view.dtype in ("float16", "bfloat16")
-        if window.join != "max" or not halves or self.prologue or size % 2:
+        is_half = view is not None and view.dtype in ("float16", "bfloat16")
+        if window.reduction != "max" or not is_half or self.prologue or size % 2:
             return self.pack
         assert view is not None
         return self.pack if view.one_channel else Pairs(self.code, size, view.dtype)

@@ -124,7 +124,9 @@ class Taps:
             number = f"{first}".replace("-", "before")
             name, place = f"d{self.tag}{row}_{number}", plus(f"u{self.tag}", first)
             pack = unit_pack(self.code, size, self.view.dtype)
-            outside = identity_text(pack, self.window) if self.window.join == "max" else pack.zero
+            outside = (
+                identity_text(pack, self.window) if self.window.reduction == "max" else pack.zero
+            )
             if size > self._least:
                 pack.load(name, f"w{self.tag}{row} + {place}", test, outside)
             else:
@@ -278,7 +280,7 @@ class TapReduction:
         """The condition under which a tap adds a number, and that number; None if taps have another
         form."""
         tap = self.window.tap
-        if self.window.join != "sum" or tap.op != "where":
+        if self.window.reduction != "sum" or tap.op != "where":
             return None
         condition, number, other = tap.operands
         adds_or_not = condition.op in COMPARISONS and other == constant(0.0)
@@ -310,7 +312,11 @@ class TapReduction:
         """What a tap gives that fits, what one gives that does not, and which argument is the
         window's own element; None if taps have another form."""
         window = self.window
-        if window.join != "max" or window.tap.op != "where" or window.reads_nothing(self.extent):
+        if (
+            window.reduction != "max"
+            or window.tap.op != "where"
+            or window.reads_nothing(self.extent)
+        ):
             return None
         (_, fits, other), last = window.tap.operands, window.under + window.here
         if other.op != "where" or other.operands[1].op != "constant":

@@ -39,7 +39,7 @@ class WindowPrinter:
     positive: bool = False
     triples: bool = False
     #: Rows of taps, reduced for each column of outputs, by row.
-    joined: dict[int, list[str]] = field(default_factory=dict)
+    row_results: dict[int, list[str]] = field(default_factory=dict)
 
     def results(self) -> Iterator[tuple[int, list[str]]]:
         """Yields each row with the names of its results (of sums, before they are divided)."""
@@ -48,12 +48,12 @@ class WindowPrinter:
             rows = range(first, min(first + step, self.rows))
             taps = [taps_of(self.window.whole[0], row) for row in rows]
             for offset in sorted({o for row in taps for o in row}):
-                if offset not in self.joined:
-                    self.joined[offset] = self._row(offset)
+                if offset not in self.row_results:
+                    self.row_results[offset] = self._row(offset)
             columns: list[list[str]] = []
             for column in range(self.columns):
-                ranges = [[self.joined[o][column] for o in row] for row in taps]
-                columns.append(self._joined(ranges))
+                ranges = [[self.row_results[o][column] for o in row] for row in taps]
+                columns.append(self._reduced(ranges))
             for i, row in enumerate(rows):
                 yield row, [names[i] for names in columns]
 
@@ -70,20 +70,20 @@ class WindowPrinter:
         step = 1 if self._is_single else 2
         for first in range(0, self.columns, step):
             together = ranges[first : first + step]
-            totals += self._joined([[elements[o] for o in r] for r in together])
+            totals += self._reduced([[elements[o] for o in r] for r in together])
         return totals
 
-    def _joined(self, ranges: list[list[str]]) -> list[str]:
-        return join(self.pack, self.window, ranges, self.positive)
+    def _reduced(self, ranges: list[list[str]]) -> list[str]:
+        return reduce_ranges(self.pack, self.window, ranges, self.positive)
 
 
 def shares(window: Window, positive: bool, triples: bool) -> bool:
     """Whether two neighbouring outputs are reduced together: not sums, nor maxima of which three
     operands take one instruction."""
-    return window.combiner.chooses and not (window.join == "max" and positive and triples)
+    return window.combiner.chooses and not (window.reduction == "max" and positive and triples)
 
 
-def join(pack: Pack, window: Window, ranges: list[list[str]], positive: bool) -> list[str]:
+def reduce_ranges(pack: Pack, window: Window, ranges: list[list[str]], positive: bool) -> list[str]:
     """Reduces each list to its maximum or its sum; two maxima reduce what they share once."""
     if len(ranges) == 2 and window.combiner.chooses:
         first, second = ranges
@@ -111,14 +111,14 @@ def _chain(pack: Pack, window: Window, names: list[str], positive: bool) -> str:
 
 def combine_text(pack: Pack, window: Window, a: str, b: str, positive: bool) -> str:
     """Returns the expression that combines two elements."""
-    if window.join == "max":
+    if window.reduction == "max":
         return pack.maximum(a, b, positive)
     return taps.combine_text(CUDA, window.combiner, a, b)
 
 
 def identity_text(pack: Pack, window: Window) -> str:
     """Returns what positions outside of the plane count as: the identity of the reduction."""
-    return pack.least if window.join == "max" else literal(window.combiner.identity)
+    return pack.least if window.reduction == "max" else literal(window.combiner.identity)
 
 
 def taps_of(axis: WindowAxis, output: int) -> list[int]:
@@ -157,10 +157,10 @@ class Finish:
                 text = f"md_round<{TYPES[rounded]}>({text})"
             pack.declare(name, text)
             return name
-        joined = combine_text(pack, window, pack.at(total), identity_text(pack, window), False)
+        combined = combine_text(pack, window, pack.at(total), identity_text(pack, window), False)
         constant, parts = count_parts(window, self.extent, row, column)
         count = f"(float)({' * '.join([str(constant), *parts])})"
-        pack.compute(name, linearize(window.finish), [f"({joined})", count], rounded)
+        pack.compute(name, linearize(window.finish), [f"({combined})", count], rounded)
         return name
 
 

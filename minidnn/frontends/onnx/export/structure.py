@@ -87,7 +87,7 @@ def _window(writer: Writer, node: Node, inputs: list[str]) -> str:
     """
     assert isinstance(node.op, Windowed)
     window, x = node.op.window(), node.inputs[0].type
-    if not (window.averages or (window.chooses and window.join == "max")):
+    if not (window.averages or (window.chooses and window.reduction == "max")):
         raise writer.refuse(node, "ONNX has no such window")
     extent = (x.shape[2], x.shape[3])
     pads = [_padding(axis, size) for axis, size in zip(window.whole, extent, strict=True)]

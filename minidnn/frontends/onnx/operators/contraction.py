@@ -135,7 +135,7 @@ def _conv_transpose(call: OnnxCall) -> Value:
 
 @_family("MatMul")
 def _matmul(call: OnnxCall) -> Value:
-    """Of whole numbers with at most 2^26 products, which are all made before they are added."""
+    """Of integers with at most 2^26 products, which are all made before they are added."""
     a, b = call.operand(0), call.operand(1)
     return matmul(call.build, a, b, product)
 
@@ -187,7 +187,7 @@ def _integer_product(build: Builder, a: Value, b: Value) -> Value:
 
 @_family("Gemm")
 def _gemm(call: OnnxCall) -> Value:
-    """Of whole numbers as MatMul, with alpha and beta that are whole numbers, too."""
+    """Of integers as MatMul, with alpha and beta that are integers, too."""
     build, a, b, c = call.build, call.operand(0), call.operand(1), call.optional(2)
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
     if call.opset < 7:

@@ -129,7 +129,7 @@ def _global_average_pool(call: OnnxCall) -> Value:
 def _gemm(call: OnnxCall) -> Value:
     """By scales that are known."""
     build = call.build
-    factors = (_turned(call, 0, "transA"), call.optional(2), _turned(call, 3, "transB"))
+    factors = (_transposed(call, 0, "transA"), call.optional(2), _transposed(call, 3, "transB"))
     sums = product(build, *factors, call.optional(5), call.optional(6))
     a, b = (call.known(at, "scale").astype(np.float32).reshape(-1) for at in (1, 4))
     scale = np.float32(call.number("alpha", 1.0)) * a * b
@@ -142,7 +142,7 @@ def _gemm(call: OnnxCall) -> Value:
     return build.pointwise("Rescale", lambda s, f: s * f, sums, factor, compute="float32")
 
 
-def _turned(call: OnnxCall, at: int, flag: str) -> Value:
+def _transposed(call: OnnxCall, at: int, flag: str) -> Value:
     """A matrix operand, transposed if the attribute ``flag`` says so."""
     value = call.operand(at)
     if value.type.rank != 2:

@@ -39,7 +39,7 @@ def _axes(call: OnnxCall, x: Value) -> list[WindowAxis]:
         if max(pad) >= extent:
             raise GraphError(
                 f"pads={call.ints('pads')}, kernel_shape={kernel}, dilations={dilations}; valid "
-                f"are pads below the {extent} positions of a window, so that no window lies in the "
+                f"are pads below the {extent} positions of a window, so that no window is "
                 "padding alone"
             )
     strides = strides_within(strides, x.shape[2:], kernel, dilations, pads)
@@ -84,7 +84,7 @@ def _operator(window: Window) -> Operator:
     even = all(a.padding[0] == a.padding[1] and 2 * a.padding[0] <= a.kernel for a in axes)
     same_ceil = axes[0].ceil_mode == axes[1].ceil_mode
     padding, dilation = (axes[0].padding[0], axes[1].padding[0]), _pair(axes, "dilation")
-    if even and same_ceil and window.join == "max":
+    if even and same_ceil and window.reduction == "max":
         return ops.MaxPool2d(kernel, stride, padding, dilation, axes[0].ceil_mode)
     if even and same_ceil and dilation == (1, 1):
         counted = window.count_padding
@@ -102,7 +102,7 @@ def _max_pool(call: OnnxCall) -> tuple[Value, ...]:
     x = call.operand(0)
     axes = _axes(call, x)
     by_columns = call.flag("storage_order")
-    out = _pooled(call, x, axes, partial(Window, join="max"))
+    out = _pooled(call, x, axes, partial(Window, reduction="max"))
     if call.wants(1) and x.dtype in INT8_DTYPES:
         raise call.refuse(f"its output of places is of {x.dtype}; valid is float32")
     return (out, _places(call, x, axes, by_columns)) if call.wants(1) else (out,)

@@ -42,11 +42,11 @@ def _axes(call: OnnxCall, x: Value) -> tuple[tuple[int, ...], bool]:
     return tuple(sorted(call.axes(listed, x.type.rank))), keep
 
 
-def _joined(call: OnnxCall, x: Value, how: How, axes: tuple[int, ...], keep: bool) -> Value:
+def _reduced(call: OnnxCall, x: Value, how: How, axes: tuple[int, ...], keep: bool) -> Value:
     """The reduction of a value over axes: of any dtype, and of empty values to the identity."""
     build = call.build
     if x.dtype == "bool" and how in ("max", "min"):
-        reduced = _joined(call, build.cast(x, "int32"), how, axes, keep)
+        reduced = _reduced(call, build.cast(x, "int32"), how, axes, keep)
         return build.pointwise("Any", lambda a: a > 0, reduced, dtype="bool")
     if x.dtype == "bool":
         raise call.refuse(f"its operand is {x.dtype}")
@@ -55,8 +55,8 @@ def _joined(call: OnnxCall, x: Value, how: How, axes: tuple[int, ...], keep: boo
     if x.dtype not in FLOATS and how == "mean":
         count = prod(x.shape[axis] for axis in axes)
         if not count:
-            raise GraphError(f"the mean of an input {x.shape}, of whole numbers, is none")
-        reduced = _joined(call, x, "sum", axes, keep)
+            raise GraphError(f"the mean of an input {x.shape}, of integers, is none")
+        reduced = _reduced(call, x, "sum", axes, keep)
         # Rounds toward zero, as casting the quotient does.
         return build.pointwise("Mean", lambda a: a / count, reduced)
     if not x.type.size:
@@ -90,7 +90,7 @@ def _reduction(
         axes, keep = _axes(call, x)
         if before is not None:
             x = call.build.pointwise(call.kind, before, x)
-        out = _joined(call, x, how, axes, keep)
+        out = _reduced(call, x, how, axes, keep)
         return out if after is None else call.build.pointwise(call.kind, after, out)
 
     _family.add(name, convert, note)
@@ -115,13 +115,13 @@ def _log_sum_exp(call: OnnxCall) -> Value:
         raise call.refuse(f"its operand is {x.dtype}")
     axes, keep = _axes(call, x)
     if not x.type.size or not axes:
-        out = _joined(call, build.pointwise("Exp", exp, x), "sum", axes, keep)
+        out = _reduced(call, build.pointwise("Exp", exp, x), "sum", axes, keep)
         return build.pointwise("Log", log, out)
-    top = _joined(call, x, "max", axes, True)
+    top = _reduced(call, x, "max", axes, True)
     # An infinite maximum less itself would be NaN.
     top = build.pointwise("Finite", lambda m: where(abs(m) < inf, m, 0.0), top)
     powers = build.pointwise("Exp", lambda a, m: exp(a - m), x, top)
-    total = _joined(call, powers, "sum", axes, True)
+    total = _reduced(call, powers, "sum", axes, True)
     out = build.pointwise("LogSumExp", lambda s, m: log(s) + m, total, top)
     if keep:
         return out
@@ -129,7 +129,7 @@ def _log_sum_exp(call: OnnxCall) -> Value:
 
 
 @_family("ArgMax", "ArgMin")
-def _place(call: OnnxCall) -> Value:
+def _extreme_index(call: OnnxCall) -> Value:
     x = call.operand(0)
     axis = call.axis(call.integer("axis", 0), x.type.rank)
     keep, last = call.flag("keepdims", True), call.flag("select_last_index")

@@ -62,7 +62,7 @@ def isnan(call: AtenCall) -> Any:
 _OF_BOOLS = "its operands are bools"
 
 
-def _joined(call: AtenCall, title: str, combine: Compare) -> Any:
+def _logical(call: AtenCall, title: str, combine: Compare) -> Any:
     return _as_bool(title, combine(argument(0), argument(1)), *_bools(call, "self", "other"))
 
 
@@ -82,7 +82,7 @@ _LOGICAL: dict[str, tuple[str, Compare]] = {
 }
 for _name, (_title, _combine) in _LOGICAL.items():
     _overloads = [f"logical_{_name}.default", f"bitwise_{_name}.Tensor", f"__{_name}__.Tensor"]
-    takes(*_overloads, when=_OF_BOOLS)(partial(_joined, title=_title, combine=_combine))
+    takes(*_overloads, when=_OF_BOOLS)(partial(_logical, title=_title, combine=_combine))
 
 
 @takes("logical_not.default", "bitwise_not.default", when=_OF_BOOLS)

@@ -85,23 +85,29 @@ takes("amin.default", "min.default")(partial(_reduce, how="min"))
 
 @takes("max.dim")
 def max_dim(call: AtenCall) -> Any:
-    return (_reduce(call, "max", first=True), _place(call, turned=False) if call.reads(1) else None)
+    return (
+        _reduce(call, "max", first=True),
+        _extreme_index(call, smallest=False) if call.reads(1) else None,
+    )
 
 
 @takes("min.dim")
 def min_dim(call: AtenCall) -> Any:
-    return (_reduce(call, "min", first=True), _place(call, turned=True) if call.reads(1) else None)
+    return (
+        _reduce(call, "min", first=True),
+        _extreme_index(call, smallest=True) if call.reads(1) else None,
+    )
 
 
-def _place(call: AtenCall, turned: bool) -> Value:
-    """The index of the largest element; with ``turned``, of the smallest, as that of the largest
+def _extreme_index(call: AtenCall, smallest: bool) -> Value:
+    """The index of the largest element; with ``smallest``, of the smallest, as that of the largest
     negated one.
 
     Among equal elements it is the first, as in PyTorch on the CPU.  NaN counts as the largest and
     as the smallest.
     """
     x = call.tensor("self")
-    if turned:
+    if smallest:
         # The smallest integer has no negative; -1 - x does not overflow.
         body = -argument(0) if x.dtype in FLOATS else -1.0 - argument(0)
         x = apply(ops.Formula(body, title="Turned"), x)
@@ -111,8 +117,8 @@ def _place(call: AtenCall, turned: bool) -> Value:
     return apply(ops.View(call.result.shape), index)
 
 
-takes("argmax.default")(partial(_place, turned=False))
-takes("argmin.default")(partial(_place, turned=True))
+takes("argmax.default")(partial(_extreme_index, smallest=False))
+takes("argmin.default")(partial(_extreme_index, smallest=True))
 
 
 def _of_bools(call: AtenCall, how: How) -> Value:

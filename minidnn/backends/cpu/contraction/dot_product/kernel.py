@@ -71,7 +71,7 @@ def _text_key(scheme: DotScheme, epilogue: Epilogue) -> Hashable:
     views = (problem.source, problem.result, *problem.others)
     sizes = replace(problem.source, image=0, plane=0, row=0)
     sizeless = replace(
-        problem, batch=1, size=(1, 1), out=(1, 1), source=sizes, result=sizes, others=()
+        problem, batch=1, in_size=(1, 1), out_size=(1, 1), source=sizes, result=sizes, others=()
     )
     addressing = [(c.kind, c.masked) for _, c in epilogue.tensors]
     return (
@@ -339,7 +339,7 @@ class DotProduct(Algorithm):
         if not isa.bfloat16_products:
             return f"{isa.name} has no instructions for it"
         if bf16_packing(merge(problem, isa.lanes), isa.lanes) is None:
-            return "its input has few channels a group, or does not lie in blocks of channels"
+            return "its input has few channels a group, or is not in the blocked layout"
         return None
 
     def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> DotScheme:

@@ -74,7 +74,7 @@ class DotPacker(Prologue):
         if self.parts.prologue:
             code.line(f"float v = {self.element.load(at)};")
             element = ELEMENTS[self.scheme.problem.factors].narrows.format(self.apply(code))
-        if channel is None or self.scheme.problem.inputs % self.scheme.lanes == 0:
+        if channel is None or self.scheme.problem.in_channels % self.scheme.lanes == 0:
             return element
         code.line(f"{_SHORT} stays = {element};")
         code.line(f"if ({channel} >= {self.numbers('inputs')}) stays = 0;")
@@ -180,7 +180,7 @@ class DotPacker(Prologue):
 
     def _planes(self, code: Code) -> None:
         """Interleaves the channels of each pixel of a row, which are planes in memory (NCHW)."""
-        terms, inputs = self.scheme.row_terms, self.scheme.problem.inputs
+        terms, inputs = self.scheme.row_terms, self.scheme.problem.in_channels
         plane = self.numbers("x_plane")
         column = self.scheme.problem.source.column
         pixel_type = f"unsigned int{16 * terms}"
@@ -251,9 +251,17 @@ def pack_bf16(weight: Value, scheme: DotScheme) -> partial[Array] | Packed:
     problem, tile = scheme.problem, scheme.tile
     blocks, taps, depth = scheme.blocks_of_terms, scheme.taps, problem.depth // scheme.merged
     step = min(blocks, max(1, _TASK_WORDS // (16 * taps * tile.vectors * scheme.lanes)))
-    numbers = [problem.outputs, scheme.lanes, tile.vectors, tile.wide, tile.groups, blocks, step]
-    run, own_inputs = problem.inputs, problem.inputs // scheme.merged
-    own_outputs = problem.outputs // scheme.merged if scheme.merged > 1 else 0
+    numbers = [
+        problem.out_channels,
+        scheme.lanes,
+        tile.vectors,
+        tile.wide,
+        tile.groups,
+        blocks,
+        step,
+    ]
+    run, own_inputs = problem.in_channels, problem.in_channels // scheme.merged
+    own_outputs = problem.out_channels // scheme.merged if scheme.merged > 1 else 0
     numbers += [taps, depth]
     if scheme.packing == "rows":
         rows, columns = problem.kernel
@@ -275,7 +283,7 @@ def _merged(given: Array, scheme: DotScheme) -> Array:
     """Weights (O, I, KH, KW) for groups that are computed as one: block diagonal, zero between
     groups."""
     problem, count = scheme.problem, scheme.merged
-    outputs, inputs = problem.outputs // count, problem.inputs // count
+    outputs, inputs = problem.out_channels // count, problem.in_channels // count
     merged = np.zeros((problem.groups, count, outputs, count, inputs, given[0, 0].size), np.uint16)
     parts = given.reshape(problem.groups, count, outputs, inputs, -1)
     for i in range(count):
@@ -288,13 +296,13 @@ def _pack(weight: Value, scheme: DotScheme) -> Array:
     terms = to_bits(data_of(weight), "bfloat16")
     if scheme.merged > 1:
         terms = _merged(terms, scheme)
-    terms = terms.reshape(problem.groups, problem.outputs, problem.inputs, -1)
+    terms = terms.reshape(problem.groups, problem.out_channels, problem.in_channels, -1)
     if scheme.packing == "rows":
         rows, columns = problem.kernel
-        spread = np.zeros((problem.outputs, columns, scheme.row_terms, rows), np.uint16)
-        kernels = terms.reshape(problem.outputs, problem.inputs, rows, columns)
-        spread[:, :, : problem.inputs] = kernels.transpose(0, 3, 1, 2)
-        terms = spread.reshape(1, problem.outputs, -1, rows)
+        spread = np.zeros((problem.out_channels, columns, scheme.row_terms, rows), np.uint16)
+        kernels = terms.reshape(problem.out_channels, problem.in_channels, rows, columns)
+        spread[:, :, : problem.in_channels] = kernels.transpose(0, 3, 1, 2)
+        terms = spread.reshape(1, problem.out_channels, -1, rows)
     return packed_words(terms, scheme)
 
 

@@ -99,7 +99,7 @@ class DotScheme:
     @property
     def outputs(self) -> int:
         """Output channels of a group."""
-        return self.problem.outputs
+        return self.problem.out_channels
 
     @property
     def slots(self) -> int:
@@ -114,12 +114,12 @@ class DotScheme:
 
     @cached_property
     def by_columns(self) -> bool:
-        return self.problem.out[0] == 1 and (not self.any_size or self.problem.is_pointwise)
+        return self.problem.out_size[0] == 1 and (not self.any_size or self.problem.is_pointwise)
 
     @property
     def blocks(self) -> int:
         """Blocks of pixels of an image."""
-        return -(-self.problem.out[1 if self.by_columns else 0] // self.block)
+        return -(-self.problem.out_size[1 if self.by_columns else 0] // self.block)
 
     @property
     def tasks(self) -> int:
@@ -135,7 +135,7 @@ class DotScheme:
         several sizes share the weights that are packed for it."""
         problem = self.problem
         source = replace(problem.source, image=0, plane=0, row=0, column=0)
-        sizes: dict[str, Any] = {"batch": 1, "size": (1, 1), "out": (1, 1), "others": ()}
+        sizes: dict[str, Any] = {"batch": 1, "in_size": (1, 1), "out_size": (1, 1), "others": ()}
         pixel = replace(problem, source=source, result=source, padding=((0, 0), (0, 0)), **sizes)
         return replace(self, problem=pixel, block=1, images=1, pixels=1)
 
@@ -156,14 +156,14 @@ class DotScheme:
     @property
     def row_terms(self) -> int:
         """Terms of a pixel whose few channels are contiguous: the channels, padded."""
-        return next(n for n in (1, 2, 4, self.lanes) if n >= self.problem.inputs)
+        return next(n for n in (1, 2, 4, self.lanes) if n >= self.problem.in_channels)
 
     @property
     def terms(self) -> int:
         """Terms of a tap, or of a run of taps."""
         if self.packing == "unrolled":
             return self.problem.depth
-        return self.runs[1] * self.row_terms if self.packing == "rows" else self.problem.inputs
+        return self.runs[1] * self.row_terms if self.packing == "rows" else self.problem.in_channels
 
     @property
     def blocks_of_terms(self) -> int:
@@ -186,7 +186,7 @@ class DotScheme:
     @cached_property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of results of one block."""
-        return (1, self.block) if self.by_columns else (self.block, self.problem.out[1])
+        return (1, self.block) if self.by_columns else (self.block, self.problem.out_size[1])
 
     @cached_property
     def flat_width(self) -> int:
@@ -358,8 +358,8 @@ class DotScheme:
     def moved_bytes(self) -> int:
         """Bytes of inputs and results that a run reads and writes."""
         problem = self.problem
-        size = problem.size[0] * problem.size[1] * problem.inputs
-        results = problem.out[0] * problem.out[1] * problem.outputs
+        size = problem.in_size[0] * problem.in_size[1] * problem.in_channels
+        results = problem.out_size[0] * problem.out_size[1] * problem.out_channels
         item = ITEMSIZE[problem.source.dtype]
         return problem.batch * problem.groups * item * (size + results)
 
@@ -370,13 +370,13 @@ def packing_of(problem: Problem, lanes: int) -> Packing | None:
     if _spreads(problem, lanes) or problem.width:
         return None
     in_rows = source.contiguous and source.plane == 0
-    pointwise = problem.kernel == (1, 1) and problem.size == problem.out and not problem.pads
-    if in_rows and pointwise and problem.groups == 1:
+    same_size = problem.in_size == problem.out_size and not problem.pads
+    if in_rows and problem.kernel == (1, 1) and same_size and problem.groups == 1:
         return "features"
     if source.block == lanes:
-        one_block = problem.groups == 1 and problem.inputs == lanes
+        one_block = problem.groups == 1 and problem.in_channels == lanes
         return "unrolled" if one_block and problem.kernel != (1, 1) else "blocks"
-    if source.block == 1 and problem.inputs <= MOST_UNROLLED and problem.groups == 1:
+    if source.block == 1 and problem.in_channels <= MOST_UNROLLED and problem.groups == 1:
         return "unrolled"
     return None
 
@@ -386,13 +386,13 @@ def bf16_packing(problem: Problem, lanes: int) -> Packing | None:
     packing = packing_of(problem, lanes)
     if packing != "unrolled":
         return packing
-    few = problem.source.block == lanes or problem.inputs <= MOST_PLANES
+    few = problem.source.block == lanes or problem.in_channels <= MOST_PLANES
     return "rows" if few and problem.dilation[1] == 1 else None
 
 
 def _spreads(problem: Problem, lanes: int) -> bool:
     """Whether vectors would have channels of several groups."""
-    return problem.groups > 1 and (problem.outputs < lanes or problem.inputs % lanes != 0)
+    return problem.groups > 1 and (problem.out_channels < lanes or problem.in_channels % lanes != 0)
 
 
 def merged_groups(problem: Problem, lanes: int) -> int:
@@ -402,7 +402,7 @@ def merged_groups(problem: Problem, lanes: int) -> int:
         return 1
     for wanted in (BF16_PAIR.block, lanes):
         for count in range(2, problem.groups + 1):
-            fits = count * problem.inputs % wanted == count * problem.outputs % lanes == 0
+            fits = count * problem.in_channels % wanted == count * problem.out_channels % lanes == 0
             if fits and problem.groups % count == 0:
                 return count
     return 1
@@ -414,8 +414,8 @@ def merge(problem: Problem, lanes: int) -> Problem:
     return replace(
         problem,
         groups=problem.groups // count,
-        inputs=problem.inputs * count,
-        outputs=problem.outputs * count,
+        in_channels=problem.in_channels * count,
+        out_channels=problem.out_channels * count,
     )
 
 
@@ -468,14 +468,14 @@ def schemes_of(
 ) -> Iterator[S]:
     """Yields schemes of a class with blocks of all sizes that fit the cache, or with one of the
     smallest; with ``any_size`` of a few."""
-    wide, narrow = split_vectors(-(-problem.outputs // isa.lanes), _VECTORS)
+    wide, narrow = split_vectors(-(-problem.out_channels // isa.lanes), _VECTORS)
     vectors = _VECTORS if wide else 1
     if not wide:
         wide, narrow = narrow, 0
     tile = Tile(1, 1, vectors, wide, narrow)
     decisions = (problem, isa.lanes, packing, tiles, _TILE_PIXELS if tiles else _MOST_PIXELS, tile)
     smallest = kind(*decisions, block=1, merged=merged, any_size=any_size)
-    size = problem.out[1 if smallest.by_columns else 0]
+    size = problem.out_size[1 if smallest.by_columns else 0]
     counts: Iterable[int] = range(1, size + 1)
     if any_size:  # chosen in a call that waits for it
         counts = [1 << i for i in range(size.bit_length())]

@@ -293,7 +293,7 @@ MD_KERNEL(@) {{
   }}
 }}
 """
-_JOIN = """\
+_REDUCE = """\
 MD_KERNEL(@) {{
   {parameter} = MD_IN(int32, 2);
   {numbers}
@@ -362,10 +362,10 @@ def print_pixel_products(
         stage = Stage(source, (0, 1, 2, scheme.table), scheme.tasks, 1, scratch)
         return Staged((stage,))
     partial = kernel("pair_gradient", text, _PART.format(**substitutions))
-    join = kernel("join_pair_gradient", store, _JOIN.format(**substitutions))
+    reduction = kernel("reduce_pair_gradient", store, _REDUCE.format(**substitutions))
     workspace = Workspace(0)
     stages = (
         Stage(partial, (0, 1, workspace, scheme.table), scheme.tasks * scheme.parts, 1, scratch),
-        Stage(join, (workspace, 2, scheme.table), scheme.tasks, 1, scratch),
+        Stage(reduction, (workspace, 2, scheme.table), scheme.tasks, 1, scratch),
     )
     return Staged(stages, 4 * scheme.tasks * scheme.parts * scheme.sums)

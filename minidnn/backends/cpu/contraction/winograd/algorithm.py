@@ -89,14 +89,14 @@ def candidates(
     problem: Problem, transform: Transform, isa: Isa, threads: int
 ) -> Iterator[WinogradScheme]:
     """Yields local schemes with chunks of all sizes, and those over all tiles in three kernels."""
-    blocks = -(-problem.outputs // isa.lanes)
-    rows, columns = (-(-size // transform.outputs) for size in problem.out)
+    blocks = -(-problem.out_channels // isa.lanes)
+    rows, columns = (-(-size // transform.outputs) for size in problem.out_size)
     count = problem.batch * rows * columns
     for size in _chunk_sizes(count):
-        tile = product_tile(size, blocks, problem.inputs, isa)
+        tile = product_tile(size, blocks, problem.in_channels, isa)
         chunk = -(-size // tile.columns) * tile.columns
         yield WinogradScheme(problem, isa.lanes, transform, tile, chunk, True)
-    tile = product_tile(count, blocks, problem.inputs, isa)
+    tile = product_tile(count, blocks, problem.in_channels, isa)
     chunk = -(-count // tile.columns) * tile.columns
     for parts in range(1, min(tile.groups, threads) + 1):
         yield WinogradScheme(problem, isa.lanes, transform, tile, chunk, False, parts)
@@ -143,7 +143,7 @@ def cycles_of(scheme: WinogradScheme, threads: int) -> float:
 
 def _product_cycles(scheme: WinogradScheme, count: int) -> float:
     """Cycles of one of the matrix products, for ``count`` tiles and all outputs."""
-    tile, depth, call = scheme.tile, scheme.problem.inputs, CORES[scheme.lanes].call
+    tile, depth, call = scheme.tile, scheme.problem.in_channels, CORES[scheme.lanes].call
     total = 0.0
     for groups, vectors in ((tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1)):
         if groups:
@@ -158,11 +158,11 @@ def _transform_cycles(scheme: WinogradScheme) -> tuple[float, float]:
     n, m = transform.inputs, transform.outputs
     interior = [
         max(0, (size - n + pads[0]) // m - (-(-pads[0] // m)) + 1)
-        for size, pads in zip(problem.size, problem.padding, strict=True)
+        for size, pads in zip(problem.in_size, problem.padding, strict=True)
     ]
     tiles = scheme.tiles[0] * scheme.tiles[1]
     edges = 1 - min(1.0, interior[0] * interior[1] / tiles)
-    full = (problem.out[0] // m) * (problem.out[1] // m) / tiles
+    full = (problem.out_size[0] // m) * (problem.out_size[1] // m) / tiles
     vector = CORES[scheme.lanes].vector
     into = n * n * (vector + EDGE_CYCLES * edges)
     out = n * n * vector + m * m * (1 + EDGE_CYCLES * (1 - full))
@@ -175,12 +175,14 @@ def _local_cycles(scheme: WinogradScheme, threads: int) -> float:
     count = min(scheme.chunk, scheme.count)
     task = TASK_CYCLES + count * (scheme.input_blocks * into + scheme.output_blocks * out)
     task += scheme.matrices * _product_cycles(scheme, count)
-    working_set = scheme.source_bytes + scheme.product_bytes + 8 * problem.inputs * scheme.lanes * 2
+    working_set = (
+        scheme.source_bytes + scheme.product_bytes + 8 * problem.in_channels * scheme.lanes * 2
+    )
     if working_set > core.cache:
         task += scheme.source_bytes * scheme.tile.groups / core.again
         task += 2 * scheme.product_bytes * scheme.tile.groups / core.again
     # Each chunk reads its inputs and all weights.
-    task += 4 * count * problem.inputs * scheme.transform.outputs**2 / INPUT_BYTES
+    task += 4 * count * problem.in_channels * scheme.transform.outputs**2 / INPUT_BYTES
     far = working_set + scheme.weight_bytes > core.cache
     task += scheme.weight_bytes / (core.far if far else core.first)
     rounds = -(-scheme.chunks // threads)
@@ -215,8 +217,8 @@ def memory_bytes(scheme: WinogradScheme, cache: int) -> int:
     """Bytes that a run moves to and from memory; see :func:`..choose.memory_bytes`."""
     problem = scheme.problem
     weights = scheme.weight_bytes
-    inputs = 4 * problem.batch * problem.inputs * problem.size[0] * problem.size[1]
-    result = 4 * problem.batch * problem.outputs * problem.out[0] * problem.out[1]
+    inputs = 4 * problem.batch * problem.in_channels * problem.in_size[0] * problem.in_size[1]
+    result = 4 * problem.batch * problem.out_channels * problem.out_size[0] * problem.out_size[1]
     moved = weights
     if inputs > cache // 2:
         moved += inputs
@@ -249,7 +251,7 @@ class Winograd(Algorithm):
             return "a prologue comes before it"
         source = problem.source
         if source.block != isa.lanes:
-            return f"its input does not lie in blocks of {isa.lanes} channels"
+            return f"its input is not in blocks of {isa.lanes} channels"
         return None
 
     def scheme(

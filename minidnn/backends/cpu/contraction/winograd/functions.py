@@ -34,8 +34,8 @@ def print_into(code: Code, scheme: WinogradScheme, numbers: Numbers, border: boo
         for r in range(n):
             code.line(f"{_POINTER} x{r} = x + {r} * {row};")
         if border:
-            height = numbers("height", scheme.problem.size[0])
-            width = numbers("width", scheme.problem.size[1])
+            height = numbers("height", scheme.problem.in_size[0])
+            width = numbers("width", scheme.problem.in_size[1])
             for r in range(n):
                 code.line(f"if (row0 + {r} < 0 || row0 + {r} >= {height}) x{r} = zeros;")
             for c in range(n):
@@ -170,7 +170,7 @@ def print_load(
     x_image = numbers("x_image", problem.source.image)
     x_plane = numbers("x_plane", problem.source.plane)
     x_row = numbers("x_row", problem.source.row)
-    height, width = numbers("height", problem.size[0]), numbers("width", problem.size[1])
+    height, width = numbers("height", problem.in_size[0]), numbers("width", problem.in_size[1])
     above = numbers("before_row", problem.padding[0][0])
     left = numbers("before_column", problem.padding[1][0])
     at = f"(uniform int64){image} * {x_image} + (uniform int64)b * {x_plane}"
@@ -197,8 +197,11 @@ def print_store(
     """Prints the calls that transform the tile ``products`` back, whose vector of output channels
     begins with ``first``."""
     problem, m = scheme.problem, scheme.transform.outputs
-    rows, columns = numbers("out_rows", problem.out[0]), numbers("out_columns", problem.out[1])
-    limit = numbers("all_outputs", problem.outputs)
+    rows, columns = (
+        numbers("out_rows", problem.out_size[0]),
+        numbers("out_columns", problem.out_size[1]),
+    )
+    limit = numbers("all_outputs", problem.out_channels)
     code.line(f"const uniform int row1 = {row} * {m};")
     code.line(f"const uniform int column1 = {column} * {m};")
     arguments = ["numbers", "products", "bias + first"]

@@ -30,15 +30,15 @@ def transformed_weights(weight: Value, scheme: WinogradScheme) -> Packed:
     task computes a matrix.  Output channels that pad the last vector are zero.
     """
     problem, lanes, tile = scheme.problem, scheme.lanes, scheme.tile
-    step = input_step(tile, lanes, problem.inputs, scheme.matrices, 1)
-    numbers = [*outputs_numbers(problem.outputs, problem.inputs, lanes, tile), step]
+    step = input_step(tile, lanes, problem.in_channels, scheme.matrices, 1)
+    numbers = [*outputs_numbers(problem.out_channels, problem.in_channels, lanes, tile), step]
     numbers += [9, 1, scheme.local]
     return Packed(
         f"md_pack_transformed_{scheme.transform.inputs}",
         [weight],
         [np.array(numbers, np.int64), np.ascontiguousarray(scheme.transform.weights)],
-        scheme.matrices * scheme.output_blocks * lanes * problem.inputs,
-        tile.groups * -(-problem.inputs // step),
+        scheme.matrices * scheme.output_blocks * lanes * problem.in_channels,
+        tile.groups * -(-problem.in_channels // step),
         kernel=print_transforming(scheme.transform.inputs),
     )
 
@@ -165,7 +165,7 @@ class _Printer:
         code, scheme = self.code, self.scheme
         columns = scheme.tile.columns
         width = vectors * scheme.lanes
-        depth = self.numbers("depth", scheme.problem.inputs)
+        depth = self.numbers("depth", scheme.problem.in_channels)
         code.line(f"{_POINTER} ahead = ws + {depth} * {width};")
         code.line(f"{_POINTER} asked = ahead + {depth} * {width};")
         prefetched = scheme.product.steps * scheme.product.lines_per_iteration * LINE_FLOATS
@@ -251,7 +251,7 @@ class _Local(_Printer):
     def _groups(self) -> None:
         """Prints the products of each group of channels, transformed back before the next group."""
         code, lanes = self.code, self.scheme.lanes
-        depth = self.numbers("depth", self.scheme.problem.inputs)
+        depth = self.numbers("depth", self.scheme.problem.in_channels)
         code.line(f"{_POINTER} ws = weights;")
         for i, (count, vectors) in enumerate(self.widths()):
             if not count:
@@ -355,8 +355,10 @@ class _Products(_Printer):
         code.line("uniform float * uniform kept = (uniform float * uniform)md_scratch;")
         parts = numbers("parts", scheme.parts)
         groups = numbers("groups", tile.groups)
-        depth = numbers("depth", scheme.problem.inputs)
-        matrix = numbers("matrix_weights", scheme.output_blocks * lanes * scheme.problem.inputs)
+        depth = numbers("depth", scheme.problem.in_channels)
+        matrix = numbers(
+            "matrix_weights", scheme.output_blocks * lanes * scheme.problem.in_channels
+        )
         code.line(f"const uniform int64 k = t / {parts};")
         code.line(f"const uniform int part = t % {parts};")
         code.line(f"{_POINTER} vx = vs + k * {numbers('v_matrix', scheme.source_matrix)};")

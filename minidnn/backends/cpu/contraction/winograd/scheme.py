@@ -193,7 +193,7 @@ class WinogradScheme:
     @property
     def tiles(self) -> Pair:
         """Tiles of an image, down and across."""
-        rows, columns = (-(-size // self.transform.outputs) for size in self.problem.out)
+        rows, columns = (-(-size // self.transform.outputs) for size in self.problem.out_size)
         return rows, columns
 
     @property
@@ -207,11 +207,11 @@ class WinogradScheme:
 
     @property
     def input_blocks(self) -> int:
-        return -(-self.problem.inputs // self.lanes)
+        return -(-self.problem.in_channels // self.lanes)
 
     @property
     def output_blocks(self) -> int:
-        return -(-self.problem.outputs // self.lanes)
+        return -(-self.problem.out_channels // self.lanes)
 
     @property
     def matrices(self) -> int:
@@ -246,11 +246,11 @@ class WinogradScheme:
     @property
     def operations(self) -> int:
         """Arithmetic operations of the matrix products, two for a multiply-add."""
-        return 2 * self.matrices * self.count * self.problem.inputs * self.problem.outputs
+        return 2 * self.matrices * self.count * self.problem.in_channels * self.problem.out_channels
 
     @property
     def weight_bytes(self) -> int:
-        return 4 * self.matrices * self.problem.inputs * self.output_blocks * self.lanes
+        return 4 * self.matrices * self.problem.in_channels * self.output_blocks * self.lanes
 
     @property
     def zeros_bytes(self) -> int:
@@ -277,24 +277,24 @@ class WinogradScheme:
     def product(self) -> Scheme:
         """The scheme of one matrix product as a 1x1 convolution of a row of pixels: the tiles."""
         problem, lanes = self.problem, self.lanes
-        view = BlockedView(problem.inputs, 0, self.plane, lanes, 0, lanes)
+        view = BlockedView(problem.in_channels, 0, self.plane, lanes, 0, lanes)
         product = Problem(
             batch=1,
             groups=1,
-            inputs=problem.inputs,
-            outputs=problem.outputs,
-            size=(1, self.chunk),
-            out=(1, self.chunk),
+            in_channels=problem.in_channels,
+            out_channels=problem.out_channels,
+            in_size=(1, self.chunk),
+            out_size=(1, self.chunk),
             kernel=(1, 1),
             stride=(1, 1),
             dilation=(1, 1),
             padding=((0, 0), (0, 0)),
             source=view,
-            result=BlockedView(problem.outputs, 0, self.plane, lanes, 0, lanes),
+            result=BlockedView(problem.out_channels, 0, self.plane, lanes, 0, lanes),
             others=(),
         )
-        unit = min(lanes, problem.inputs)
-        part = max(1, round(part_terms(problem.inputs, self.transform.outputs) / unit))
+        unit = min(lanes, problem.in_channels)
+        part = max(1, round(part_terms(problem.in_channels, self.transform.outputs) / unit))
         return Scheme(product, lanes, self.tile, "none", unit, self.chunk, 0, part, near=True)
 
     @cached_property
@@ -302,7 +302,7 @@ class WinogradScheme:
         """The scheme that the epilogue follows: tiles of m x m pixels, one vector of channels."""
         m, lanes = self.transform.outputs, self.lanes
         tile = Tile(m, m, 1, self.output_blocks, 0)
-        return Scheme(self.problem, lanes, tile, "none", lanes, self.problem.out[0], 0)
+        return Scheme(self.problem, lanes, tile, "none", lanes, self.problem.out_size[0], 0)
 
 
 def part_terms(terms: int, outputs: int) -> int:

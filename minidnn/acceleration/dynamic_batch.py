@@ -37,11 +37,11 @@ _REFUSED = 64
 #: The leaves of a call's arguments.
 Leaves = Sequence[Any]
 #: Whether each leaf has the batch: as its first axis, or as its value, if it is a number.
-Named = Sequence[bool]
+BatchMask = Sequence[bool]
 
 
 @dataclass(frozen=True)
-class NamedPart:
+class DynamicBatchPart:
     """The only part of a network, compiled for any number of rows."""
 
     part: Part
@@ -49,23 +49,23 @@ class NamedPart:
 
 
 @dataclass(frozen=True)
-class NamedBatch:
+class DynamicBatch:
     """The dynamic batch of a network.
 
     Attributes:
         dim: its name and its range.
-        named: whether each argument has the batch.
+        has_batch: whether each argument has the batch.
         other: the network, captured for another batch.
         keep: how many programs are kept (2 at the least).
     """
 
     dim: Dim
-    named: Named
+    has_batch: BatchMask
     other: Captured
     keep: int
 
 
-class NamedProgram(SizedProgram):
+class DynamicBatchProgram(SizedProgram):
     """The program of a network for any number of rows in a range.
 
     UnsupportedError if PyTorch runs some of it, or its rows depend on each other.
@@ -74,19 +74,19 @@ class NamedProgram(SizedProgram):
     def __init__(
         self,
         captured: Captured,
-        batch: NamedBatch,
+        batch: DynamicBatch,
         engine: Engine,
         name: str,
         sizes: str,
         strict: bool = False,
     ) -> None:
-        self._named_batch = batch
+        self._batch = batch
         super().__init__(captured, engine, name, sizes, strict)
 
     def compile(self) -> None:
         """Compiles for one row and for the captured batch; others are compiled as they come."""
         self.watch.renew()
-        captured, batch = self.captured, self._named_batch
+        captured, batch = self.captured, self._batch
         if len(self.levels) != 1 or not self.levels[0].taken or captured.has_writes:
             raise UnsupportedError("PyTorch runs some of it, or it writes to its arguments")
         part = convert(self.levels[0].nodes, captured.constants, captured.tensor, self.name)
@@ -99,19 +99,19 @@ class NamedProgram(SizedProgram):
         orders = [order_of(node.meta["val"]) for node in part.outputs]
         #: The memory order of each result's axes; None if all results are contiguous.
         self._orders = orders if any(each is not None for each in orders) else None
-        batched_inputs = {place for place, each in enumerate(self._takes) if batch.named[each]}
+        batched_inputs = {place for place, each in enumerate(self._takes) if batch.has_batch[each]}
         if not batched_inputs:
             raise UnsupportedError("no argument that it reads has the batch")
         executable = self._executable(part.graph, batched_inputs)
         executable.warm([part.graph.inputs[min(batched_inputs)].shape[0]])
         #: Programs that were run, as parts that take tensors by address, by their input shapes.
         self._direct_parts: dict[Any, CompiledPart] = {}
-        self.parts = [NamedPart(part, executable)]  # type: ignore[list-item]
+        self.parts = [DynamicBatchPart(part, executable)]  # type: ignore[list-item]
         self.starts_early = False
 
     def _executable(self, graph: Graph, with_rows: set[int]) -> DynamicExecutable:
         """Makes the executable for any batch; UnsupportedError if graphs of two batches differ."""
-        batch, other = self._named_batch, self._named_batch.other
+        batch, other = self._batch, self._batch.other
         second = convert(other.operations, other.constants, other.tensor, self.name).graph
         first = min(with_rows)
         if [len(second.inputs), len(second.outputs)] != [len(graph.inputs), len(graph.outputs)]:
@@ -178,13 +178,13 @@ class NamedProgram(SizedProgram):
         """Returns a part that runs a program on tensors by their addresses."""
         part = replace(self.parts[0].part, graph=self._of_rows(shapes[self._first][0]))
         direct = CompiledPart(part, executable, self.engine.memory)
-        if len(self._direct_parts) >= 2 * self._named_batch.keep:
+        if len(self._direct_parts) >= 2 * self._batch.keep:
             self._direct_parts.clear()
         self._direct_parts[shapes] = direct
         return direct
 
 
-class NamedPrograms(Programs):
+class DynamicBatchPrograms(Programs):
     """Programs by the types of arguments, whatever their number of rows is.
 
     Attributes:
@@ -202,13 +202,13 @@ class NamedPrograms(Programs):
     def try_run(
         self,
         leaves: Leaves,
-        named: Named,
+        has_batch: BatchMask,
         arranged: Any,
-        make: Callable[[], NamedProgram],
+        make: Callable[[], DynamicBatchProgram],
         arguments: Sequence[Any] | None = None,
     ) -> tuple[bool, Any]:
         """Whether there is a program for these arguments, and its result."""
-        arrangement = (arranged, tuple(named))
+        arrangement = (arranged, tuple(has_batch))
         if self._key(leaves, arrangement) in self.refused:
             return False, None
         try:
@@ -224,12 +224,12 @@ class NamedPrograms(Programs):
         log.info("%s: each batch has a program of its own: %s", self._name, error)
 
     def _key(self, leaves: Leaves, arranged: Any) -> Any:
-        _, named = arranged
-        pairs = zip(leaves, named, strict=True)
+        _, has_batch = arranged
+        pairs = zip(leaves, has_batch, strict=True)
         return (arranged, *(key_of_leaf(leaf, batch) for leaf, batch in pairs))
 
 
-def symbols_of(module: Any) -> Named | None:
+def symbols_of(module: Any) -> BatchMask | None:
     """Which arguments of a piece have the batch, for which Dynamo has made a symbolic size: tensors
     whose first axis is that symbol, and the symbol itself; None if there is no single such symbol,
     or another axis depends on it."""
@@ -253,11 +253,11 @@ def symbols_of(module: Any) -> Named | None:
     ]
 
 
-def with_rows(leaves: Leaves, named: Named, rows: int) -> list[Any]:
+def with_rows(leaves: Leaves, has_batch: BatchMask, rows: int) -> list[Any]:
     """The arguments with another batch: zeros in the same memory format, and ``rows`` itself."""
     return [
         leaf if not has else _zeros(leaf, rows) if isinstance(leaf, torch.Tensor) else rows
-        for leaf, has in zip(leaves, named, strict=True)
+        for leaf, has in zip(leaves, has_batch, strict=True)
     ]
 
 

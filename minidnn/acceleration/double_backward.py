@@ -56,7 +56,7 @@ def in_pytorch(
     return fx.GraphModule(modules, graph).forward
 
 
-def counts(node: fx.Node) -> bool:
+def affects_outputs(node: fx.Node) -> bool:
     """Whether a part's results depend on an input; in training not on running statistics."""
     return not all(
         "batch_norm" in key_of(user)
