@@ -10,8 +10,8 @@ import pytest
 
 from minidnn.backends.cuda.functions import compile_kernels
 from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.regions import tasks_of_rows
 from minidnn.backends.cuda.row_region import why_not_rows
-from minidnn.backends.cuda.row_tasks import tasks_of_rows
 from minidnn.backends.cuda.row_tiles import RowTile, tiles
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.backends.cuda.task import InWorkspace, Task

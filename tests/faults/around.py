@@ -73,8 +73,8 @@ FAULTS = (
     Fault(
         "the zero of uint8 is one off",
         "minidnn/quantization/calibration.py",
-        "zero = int(np.clip(np.rint(-low / rounded), 0, LEVELS - 1))",
-        "zero = int(np.clip(np.rint(-low / rounded) + 1, 0, LEVELS - 1))",
+        "int(np.clip(np.rint(-low / rounded), 0, LEVELS - 1))",
+        "int(np.clip(np.rint(-low / rounded) + 1, 0, LEVELS - 1))",
         ("tests/quantization/test_ranges.py",),
     ),
     Fault(

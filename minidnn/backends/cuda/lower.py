@@ -15,30 +15,25 @@ from ...errors import UnsupportedError
 from ...fusion.functions import LayerFunction
 from ...fusion.region import (
     FusedContraction,
-    FusedElements,
-    FusedGradient,
     FusedSequence,
-    FusedSums,
     parts_of,
     region_of_sum,
     region_of_window,
 )
-from ...fusion.rows import FusedRows
 from ...graph.index_map import IndexMap
 from ...graph.ir import Constant, Node, Value
-from ...graph.layout import CHANNELS_LAST
 from ...graph.operator import Contraction as ContractionOperator
 from ...graph.operator import Elementwise, Reshaping, Windowed
 from ...graph.operators import (
     AdaptiveAvgPool2d,
     ArgMax,
-    AvgPool2d,
     Concat,
     Conv2dInputGradient,
     Conv2dWeightGradient,
     GroupNorm,
     LayerNorm,
     LogSoftmax,
+    MatMul,
     Reduce,
     Reorder,
     Softmax,
@@ -53,10 +48,8 @@ from ...kernels.schedule import AxisSchedule
 from ...memory import awaited
 from ...runtime.plan import Plan
 from .constants import Data
-from .contraction.epilogue_reduction import recorded
 from .contraction.int8_filter import is_by_channel, packed_filter, why_not_bytes
 from .contraction.problem import (
-    Address,
     BoundContraction,
     BytesOnly,
     ContractionProblem,
@@ -64,7 +57,6 @@ from .contraction.problem import (
     gradient_of,
     has_one_layout,
 )
-from .contraction.producer import producer_of
 from .copy import print_copy, print_take_channels
 from .kernels import ANY_SIZE, SCHEDULE, Launch
 from .library.lower import Lowering, Reserve
@@ -72,14 +64,18 @@ from .machine import Machine
 from .normalize import print_layer_norm, print_softmax
 from .pointwise import has_any_size, print_chain_for_any_size, print_for_any_size
 from .prelude import TYPES
-from .product.matmul import BATCHED, tasks_of_batches
 from .rank_sums import RankSum
-from .reduce import averages_images, print_argmax, print_image_average, print_reduce
-from .row_tasks import tasks_of_row_operator, tasks_of_rows
-from .sequence.reschedule import print_region, print_variants
-from .sequence.vectors import are_separate_operands, print_vectors
-from .strided import pitched, print_broadcast, print_elements, strided_of
-from .sums import print_sums
+from .reduce import averages_images, print_argmax, print_reduce
+from .regions import (
+    REGION_KERNELS,
+    LoweringContext,
+    plane_average,
+    tasks_of_product,
+    tasks_of_row_operator,
+    tasks_of_sequence,
+    tasks_of_sums,
+)
+from .strided import pitched, print_broadcast, strided_of
 from .task import InWorkspace, Pointer, Task, data_of, numbers_of, pointer_at, pointer_to
 from .tensor import Tensor, tensor_of
 
@@ -112,31 +108,8 @@ def lower_plan(
     return tasks
 
 
-class _Lowering:
-    """Lowers the nodes of one plan; the arguments are those of :func:`lower_plan`."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        machine: Machine,
-        tf32: bool,
-        accuracy: str,
-        others: bool,
-        deterministic: bool,
-        any_size: bool,
-    ) -> None:
-        self.plan = plan
-        self.machine = machine
-        self.tf32 = tf32
-        self.accuracy = accuracy
-        self.others = others
-        self.deterministic = deterministic
-        self.any_size = any_size
-
-    def tensor(self, value: Value) -> Tensor:
-        """The offset and strides of a value in its buffer; a constant is NCHW."""
-        place = self.plan.annotations.within(value)
-        return tensor_of(value.type, self.plan.layout(value), place.buffer.type, place.channel)
+class _Lowering(LoweringContext):
+    """Lowers the nodes of one plan."""
 
     def node(self, node: Node) -> Sequence[Task]:
         """The tasks of a node; none if it is a view of its operand."""
@@ -145,33 +118,20 @@ class _Lowering:
             return ()
         if self.any_size and (tasks_of_any_size := self._of_any_size(node)) is not None:
             return tasks_of_any_size
-        if isinstance(op, FusedSequence):
-            averages = self._averages_planes(node, op)
-            return (self._plane_average(node),) if averages else self._sequence(node, op)
-        if isinstance(op, FusedSums):
-            return self._sums(node, op)
-        if isinstance(op, FusedRows):
-            self._check_dense(node, *node.inputs)
-            return tasks_of_rows(node, op, node.inputs, node.outputs)
+        if (kernel := REGION_KERNELS.get(type(op))) is not None:
+            return kernel.tasks(self, node, op)
         if isinstance(op, LayerFunction):
             return self._functions(node)
-        if isinstance(op, FusedElements):
-            launch = print_elements(annotations, node)
-            values = (*node.inputs, *op.body.constants)
-            return (Task(node, launch, (*map(pointer_to, values), *node.outputs)),)
         if isinstance(op, Variance):  # outside of a region where optimization fuel ran out
-            return self._sums(node, region_of_sum(node))
+            return tasks_of_sums(self, node, region_of_sum(node))
         if isinstance(op, Windowed):  # likewise
-            return self._sequence(node, region_of_window(node))
+            return tasks_of_sequence(self, node, region_of_window(node))
         if isinstance(op, (FusedContraction, ContractionOperator)):
             return self._contraction(node)
         if isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient)):
             return (self._gradient(node),)
-        if isinstance(op, FusedGradient):
-            return (self._fused_gradient(node, op),)
-        if isinstance(op, BATCHED):
-            self._check_dense(node, *node.inputs)
-            return tasks_of_batches(node, self.machine, self.others)
+        if isinstance(op, MatMul):
+            return tasks_of_product(self, node, op)
         if isinstance(op, SumOverRanks):
             return self._sum_over_ranks(node, op)
         if isinstance(op, Concat):
@@ -187,7 +147,7 @@ class _Lowering:
             x = node.inputs[0]
             is_global = node.output.shape[2:] == (1, 1) and not isinstance(x, Constant)
             if is_global and averages_images(x.shape[0], self.tensor(x)):
-                return (self._plane_average(node),)
+                return (plane_average(self, node),)
             launch = self._adaptive(node, SCHEDULE)
         elif isinstance(op, Elementwise):
             launch = print_broadcast(annotations, node)
@@ -243,70 +203,16 @@ class _Lowering:
             launch = print_layer_norm(op, x.type, strided, len(node.inputs) - 1)
         return Task(node, launch, (*map(pointer_to, node.inputs), *table, node.output))
 
-    def _check_dense(self, node: Node, *values: Value) -> None:
-        """UnsupportedError if a value is a slice of a concatenation's buffer."""
-        slices = [value for value in values if value in self.plan.annotations.placements]
-        if slices:
-            raise UnsupportedError(
-                f"node {node.name!r}: {node.op.name} cannot read {slices[0]!r}, which is a "
-                "slice of a concatenation"
-            )
-
     def _sum_over_ranks(self, node: Node, op: SumOverRanks) -> Sequence[Task]:
-        self._check_dense(node, *node.inputs)
+        self.check_dense(node, *node.inputs)
         types = tuple(value.type for value in node.inputs)
         work = RankSum(op, types, node.name, begins=True)
         begin = Task(node, work, (*map(pointer_to, node.inputs), *node.outputs))
         return (begin,) if op.lasts else (begin, _wait(node))
 
-    def _averages_planes(self, node: Node, op: FusedSequence) -> bool:
-        """Whether a region is a global average that :func:`print_image_average` computes."""
-        if len(op.body.nodes) != 1 or len(node.inputs) != 1:
-            return False
-        inner = op.body.nodes[0].op
-        if not isinstance(inner, AvgPool2d) or isinstance(node.inputs[0], Constant):
-            return False
-        _, _, rows, columns = node.inputs[0].type.plane
-        is_global = inner.kernel_size == (rows, columns) and inner.padding == (0, 0)
-        divides_by_size = inner.divisor_override in (None, rows * columns)
-        x = self.tensor(node.inputs[0])
-        return is_global and divides_by_size and averages_images(node.output.shape[0], x)
-
-    def _plane_average(self, node: Node) -> Task:
-        x = node.inputs[0]
-        source, target = self.tensor(x), self.tensor(node.output)
-        launch = print_image_average(x.shape[0], source, target, self.machine)
-        return Task(node, launch, (x, node.output))
-
-    def _sequence(self, node: Node, op: FusedSequence) -> Sequence[Task]:
-        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
-        outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
-
-        def tensor(value: Value) -> Tensor:
-            return self.tensor(outer.get(value, value))
-
-        scheduled = print_region(op, tensor, self.machine)
-        values = [outer.get(slot.value, slot.value) for slot in scheduled.binding.slots]
-        pointers: list[Pointer] = [pointer_to(value) for value in values]
-        variants = print_variants(op, tensor, self.machine) if self.others else ()
-        vectors = [outer.get(vector.value, vector.value) for vector in scheduled.binding.vectors]
-        are_separate = are_separate_operands(scheduled.binding)
-        if are_separate or all(isinstance(value, Constant) for value in vectors):
-            if are_separate:
-                pointers += map(pointer_to, vectors)
-            elif vectors:
-                pointers.append(Data(scheduled.kernel.vectors, "float32", (id(op), "vectors")))
-            return (Task(node, scheduled.kernel.launch, tuple(pointers), tuple(variants)),)
-        packing, size = print_vectors(scheduled.binding)
-        packed = InWorkspace(0)
-        return (
-            Task(node, packing, (*map(pointer_to, vectors), packed), (), size),
-            Task(node, scheduled.kernel.launch, (*pointers, packed), tuple(variants), size),
-        )
-
     def _functions(self, node: Node) -> Sequence[Task]:
         exactly = self.accuracy == "high"
-        lowering = Lowering(self._is_planar, self.tf32, exactly, self.deterministic)
+        lowering = Lowering(self.is_planar, self.tf32, exactly, self.deterministic)
         return [
             Task(
                 node,
@@ -317,20 +223,6 @@ class _Lowering:
             )
             for step in lowering.steps(node)
         ]
-
-    def _sums(self, node: Node, op: FusedSums) -> Sequence[Task]:
-        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
-        outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
-        sums = print_sums(op, lambda value: self.tensor(outer.get(value, value)))
-        operands = [pointer_to(outer.get(value, value)) for value in sums.operands]
-        results = [node.outputs[i] for i in sums.sums]
-        if sums.parts is None:
-            return (Task(node, sums.first, (*operands, *results)),)
-        parts = InWorkspace(0)
-        return (
-            Task(node, sums.first, (*operands, parts), (), sums.bytes),
-            Task(node, sums.parts, (parts, *results), (), sums.bytes),
-        )
 
     def _contraction(self, node: Node) -> Sequence[Task]:
         if (reason := why_not_bytes(parts_of(node))) is not None:
@@ -354,7 +246,7 @@ class _Lowering:
 
     def _given(self) -> tuple[Callable[[Value], Tensor], Callable[[Value], bool], bool, str, bool]:
         """The arguments of ``contraction_of`` and ``gradient_of`` after the node."""
-        return self.tensor, self._is_planar, self.tf32, self.accuracy, self.deterministic
+        return self.tensor, self.is_planar, self.tf32, self.accuracy, self.deterministic
 
     def _gradient(self, node: Node) -> Task:
         bound = gradient_of(node, *self._given())
@@ -362,42 +254,6 @@ class _Lowering:
         return Task(
             node, bound.problem, (pointer_at(bound.source), weight, pointer_at(bound.result))
         )
-
-    def _fused_gradient(self, node: Node, op: FusedGradient) -> Task:
-        """The task of a gradient with its prologue and its epilogue reductions."""
-        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
-        outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
-        gradient = op.core.output
-
-        def tensor(value: Value) -> Tensor:
-            unstored = value is gradient and not op.is_kept
-            return (
-                tensor_of(gradient.type, CHANNELS_LAST) if unstored else self.tensor(outer[value])
-            )
-
-        rest = (self.tf32, self.accuracy, self.deterministic)
-        bound = gradient_of(op.core, tensor, lambda value: False, *rest)
-        problem = bound.problem
-        pointers: list[Pointer] = [
-            Address(outer[gradient], bound.source.bytes) if op.is_kept else InWorkspace(0),
-            pointer_to(outer[bound.weight]),
-            Address(outer[bound.result.value], bound.result.bytes),
-        ]
-        if op.producer is not None:
-            producer, others = producer_of(op.producer, tensor)
-            problem = replace(problem, producer=producer)
-            pointers += (pointer_to(outer[value]) for value in others)
-        if (sums := op.sums) is not None:
-            read = [value for value in sums.body.inputs[1:] if value.shape == sums.shape]
-            stored = list(map(tensor, sums.stored.values()))
-            reduction, others = recorded(
-                sums, gradient, list(map(tensor, read)), stored, op.is_kept
-            )
-            problem = replace(problem, reduction=reduction)
-            pointers += (pointer_to(outer[value]) for value in others)
-            first = (op.producer is not None) + op.is_kept
-            pointers += (node.outputs[first + i] for i in (*sums.stored, *sums.reductions))
-        return Task(node, problem, tuple(pointers))
 
     def _filter(
         self,
@@ -411,8 +267,8 @@ class _Lowering:
         gather = problem.gather
         if isinstance(weight, Constant):
             return (), _packed(weight, problem, quantized)
-        self._check_dense(node, weight)
-        planar = self._is_planar(weight)
+        self.check_dense(node, weight)
+        planar = self.is_planar(weight)
         if gather is None:
             assert weight.type.rank == 2 or has_one_layout(weight) or planar == problem.planar, node
             return (), weight
@@ -427,9 +283,6 @@ class _Lowering:
         launch, packed = Launch.of(move.lower(IndexMap((table,)), *ends, SCHEDULE)), InWorkspace(0)
         size = table.size * ITEMSIZE[weight.dtype]
         return (Task(node, launch, (weight, numbers_of(table), packed), (), size),), packed
-
-    def _is_planar(self, value: Value) -> bool:
-        return self.plan.layout(value).block == 1
 
     def _check_rows(self, node: Node, contraction: BoundContraction) -> None:
         """UnsupportedError if a linear layer reads or writes a slice of a concatenation."""

@@ -1,6 +1,6 @@
 """Kernels of softmax, of layer normalization and of group normalization.
 
-Contiguous rows that fit in registers are computed as row regions (:mod:`.row_tasks`).  Here are
+Contiguous rows that fit in registers are computed as row regions (:mod:`.regions`).  Here are
 longer rows, rows that are not contiguous, columns, and groups.  The mean that is computed first is
 rounded; the mean of the distances from it is the rounding error, which is subtracted as well.
 """

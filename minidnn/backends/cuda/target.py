@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...fusion.attention import FusedAttention, FusedAttentionGradient
 from ...fusion.functions import LayerFunction, LibraryFunction, LibraryFunctions
 from ...fusion.region import (
     FusedContraction,
@@ -17,7 +16,6 @@ from ...fusion.region import (
     Region,
     why_not_point_by_point,
 )
-from ...fusion.rows import FusedRows
 from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
 from ...graph.ir import Node, Value
@@ -42,13 +40,10 @@ from ...graph.operators import (
 from ...graph.types import HALF_DTYPES, INT8_DTYPES
 from .contraction.gather import gather_precision, wants_gather
 from .contraction.problem import has_one_layout
-from .contraction.producer import MOST_PRODUCER_OPERATORS
 from .copy import MOST_SIDE_BY_SIDE
 from .library.support import PRODUCTS, layer_functions, product_gradient, takes_layouts
 from .prelude import TYPES
-from .product.attention import why_not_attention
-from .row_region import why_not_rows
-from .sequence.sums import choose_sums
+from .regions import REGION_KERNELS
 from .tensor import LANES
 
 _GRADIENTS = (Conv2dInputGradient, Conv2dWeightGradient)
@@ -188,54 +183,11 @@ class CudaTarget(Target):
         return not self.any_size
 
     def refuse_fusion(self, region: Region) -> str | None:
-        match region:
-            case FusedContraction():
-                return self.refuse_around(region) or _why_not_moments(region)
-            case FusedGradient():
-                return _why_not_sums_of(region) or self._why_not_producer(region)
-            case FusedSums(shape=shape):
-                return None if len(shape) in (2, 4) else f"its values have rank {len(shape)}"
-            case FusedSequence(summed=[_, *_]):
-                return self._why_not_summed(region)
-            case FusedRows():
-                return _FOR_SIZES if self.any_size else why_not_rows(region)
-            case FusedAttention(shape=shape):
-                return why_not_attention(shape)
-            case FusedAttentionGradient(shape=shape):
-                return why_not_attention(shape.attention, shape.g, shape.dq, shape.dk, shape.dv)
+        if isinstance(region, FusedContraction):
+            return self.refuse_around(region) or _why_not_moments(region)
+        if (kernel := REGION_KERNELS.get(type(region))) is not None:
+            return kernel.why_not(self, region)
         return super().refuse_fusion(region)
-
-    def _why_not_summed(self, region: FusedSequence) -> str | None:
-        """Why a sequence cannot add up planes that it computes; None if it can."""
-        if self.precision != "float32":
-            return "values may become channels last, where no thread has a part of a plane"
-        if choose_sums(region, self.device.local_bytes) is None:
-            return "its planes do not stay in registers"
-        return None
-
-    def _why_not_producer(self, region: FusedGradient) -> str | None:
-        """Why a gradient cannot have its prologue; None if it can, or has none."""
-        if region.producer is None:
-            return None
-        if self.any_size:
-            return _FOR_SIZES
-        gradient = region.core
-        if gradient.output.dtype not in HALF_DTYPES or not _is_pointwise(gradient):
-            return "only kernels of 1x1 convolutions in half precision do so"
-        if any(channels % LANES for channels in gradient.inputs[1].shape[:2]):
-            return f"its channels are no multiple of {LANES}"
-        (result,), read = region.producer.outputs, region.producer.inputs
-        if any(node.output.shape != result.shape for node in region.producer.nodes):
-            return "it computes vectors"
-        tensors = [value for value in read if value.shape == result.shape]
-        if any(value.dtype != result.dtype for value in tensors):
-            return "what it reads has several dtypes"
-        if len(tensors) > MOST_PRODUCER_OPERATORS:
-            return f"it reads more than {MOST_PRODUCER_OPERATORS} tensors"
-        vectors = [value for value in read if value.shape != result.shape]
-        if any((v.dtype, v.type.size) != ("float32", result.shape[1]) for v in vectors):
-            return "it reads other values than tensors and vectors of float32"
-        return None
 
     @property
     def fuses_spatial_sums(self) -> bool:
@@ -300,25 +252,6 @@ def _why_not_moments(region: FusedContraction) -> str | None:
     return None
 
 
-def _why_not_sums_of(region: FusedGradient) -> str | None:
-    """Why a gradient cannot have sums of it as an epilogue; None if it can, or has none."""
-    if region.sums is None:
-        return None
-    op, weight = region.core.op, region.core.inputs[1]
-    assert isinstance(op, Conv2dInputGradient)
-    geometry = op.convolution
-    if region.core.output.dtype not in HALF_DTYPES:
-        return "only kernels for half precision add up what they write"
-    if geometry.groups != 1 or (*geometry.stride, *geometry.dilation) != (1, 1, 1, 1):
-        return "only kernels of stride 1, with neither groups nor dilation, add up"
-    if weight.shape[0] % LANES or weight.shape[1] % LANES:
-        return f"its channels are no multiple of {LANES}"
-    sides = zip(weight.shape[2:], geometry.padding, strict=True)
-    if any(max(padding) >= size for size, padding in sides):
-        return "its padding is wider than its window"
-    return None
-
-
 def _why_not_behind_sums(contraction: Node, node: Node) -> str | None:
     """Why a node cannot be an epilogue of int32 sums; None if it can."""
     if (reason := why_not_point_by_point(contraction, node)) is not None:
@@ -374,14 +307,6 @@ def _multiplied(node: Node, op: FusedGradient) -> list[Value]:
     """The operands of a fused region that its convolution's gradient reads."""
     outer = zip(op.body.inputs, node.inputs, strict=True)
     return [value for inner, value in outer if inner in op.core.inputs]
-
-
-def _is_pointwise(gradient: Node) -> bool:
-    """Whether an input gradient is that of a 1x1 convolution: a matrix product over channels."""
-    assert isinstance(gradient.op, Conv2dInputGradient)
-    geometry, kernel = gradient.op.convolution, gradient.inputs[1].shape[2:]
-    plain = geometry.groups == 1 and geometry.padding == ((0, 0), (0, 0))
-    return plain and (*kernel, *geometry.stride) == (1, 1, 1, 1)
 
 
 def _is_linear(node: Node) -> bool:

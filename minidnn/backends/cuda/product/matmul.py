@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....fusion.attention import FusedAttention, FusedAttentionGradient
-from ....fusion.product import BatchedProduct, FusedProduct, shape_of
+from ....fusion.product import BatchedProduct, shape_of
 from ....graph.ir import Node, Value
-from ....graph.operators import MatMul
 from ....graph.types import HALF_DTYPES
 from ...codegen.kernel import KernelSource
 from ..expressions import STORED, read
@@ -22,7 +20,6 @@ from ..kernels import Launch
 from ..machine import Machine
 from ..prelude import TYPES
 from ..task import Task, at_offset
-from .attention import attention_tasks
 from .fragments import kernel_of, unravel
 
 _INNER = 64
@@ -250,15 +247,9 @@ def print_on_cuda_cores(shape: BatchedProduct, dtype_a: str, dtype_b: str) -> La
     return Launch(source, (count * shape.count, 1, 1), (256, 1, 1), 2 * 16 * 68 * 4)
 
 
-BATCHED = (MatMul, FusedProduct, FusedAttention, FusedAttentionGradient)
-"""The operators of the nodes that :func:`tasks_of_batches` takes."""
-
-
-def tasks_of_batches(node: Node, machine: Machine, others: bool) -> Sequence[Task]:
-    """The tasks of a node whose operator is one of :data:`BATCHED`; with ``others`` a product has
-    the other tiles' launches as well, to be measured."""
-    if isinstance(node.op, (FusedAttention, FusedAttentionGradient)):
-        return attention_tasks(node)
+def product_tasks(node: Node, machine: Machine, others: bool) -> Sequence[Task]:
+    """The task of a MatMul or of a region of one; with ``others`` it has the other tiles' launches
+    as well, to be measured."""
     (launch, *alternatives), operands = print_product(node, machine)
     shape, _ = shape_of(node)
     a, b = operands
