@@ -15,21 +15,10 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.fusion.attention import FusedAttention, FusedAttentionGradient
-from minidnn.fusion.functions import LayerFunction
-from minidnn.fusion.product import FusedProduct
-from minidnn.fusion.region import (
-    FusedContraction,
-    FusedElements,
-    FusedGradient,
-    FusedNormalization,
-    FusedSequence,
-    FusedSums,
-)
-from minidnn.fusion.rows import FusedRows
 from minidnn.graph.ir import Graph
-from minidnn.graph.registry import brief, register
+from minidnn.graph.registry import brief
 from minidnn.graph.storage import from_document, to_document
+from minidnn.passes import pipeline  # noqa: F401  regions that passes make register themselves
 from minidnn.sizes.sized_graph import SizedGraph, dims_from_json, dims_to_json
 from minidnn.weights import save_weights
 from minidnn.weights._file import MappedFile
@@ -41,19 +30,6 @@ METADATA_KEY = "minidnn.graph"
 SIZES_KEY = "minidnn.sizes"
 """The metadata key of the named sizes of a graph, with their ranges."""
 _LONGEST_MESSAGE = 2000
-
-# The operators of fused graphs can be saved, too.
-register(FusedSequence)
-register(FusedContraction)
-register(FusedElements)
-register(FusedNormalization)
-register(FusedSums)
-register(FusedRows)
-register(FusedGradient)
-register(FusedProduct)
-register(FusedAttention)
-register(FusedAttentionGradient)
-register(LayerFunction)
 
 
 def write_graph(

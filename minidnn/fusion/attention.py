@@ -15,6 +15,7 @@ from minidnn.fusion.region import CoreRegion
 from minidnn.fusion.strided import StridedView, read_view, written_view
 from minidnn.graph.ir import Node, Value
 from minidnn.graph.operators import Attention, AttentionGradient
+from minidnn.graph.registry import register
 
 __all__ = [
     *("AttentionGradientShape", "AttentionShape", "FeatureRows", "FusedAttention"),
@@ -94,6 +95,7 @@ class _OfAttention(CoreRegion):
         return self._found if isinstance(self._found, str) else None
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class FusedAttention(_OfAttention):
     """Attention.  The second result, if there is one, is the logarithm of each query's sum of
@@ -111,6 +113,7 @@ class FusedAttention(_OfAttention):
         return self._found
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class FusedAttentionGradient(_OfAttention):
     """The gradients of queries, keys and values, each a result or a part of one."""

@@ -11,6 +11,7 @@ import numpy as np
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Operator
+from minidnn.graph.registry import register
 from minidnn.graph.types import FLOATS, TensorType
 
 __all__ = ["LayerFunction", "LibraryFunction", "LibraryFunctions", "body_of"]
@@ -44,6 +45,7 @@ class LibraryFunctions:
     training: LibraryFunction | None = None
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class LayerFunction(Operator):
     """Nodes whose results one function of a library computes: ``body`` says what it means.

@@ -12,10 +12,12 @@ from minidnn.fusion.strided import StridedView, read_view, written_view
 from minidnn.graph.attention_patterns import factor_of
 from minidnn.graph.ir import Node, Value
 from minidnn.graph.operators import MatMul
+from minidnn.graph.registry import register
 
 __all__ = ["FusedProduct"]
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class FusedProduct(CoreRegion):
     """A MatMul with the views that are its operands and its result, and with scalar factors before

@@ -19,6 +19,7 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Contraction, Elementwise, Operator
 from minidnn.graph.operators import Conv2dInputGradient, LayerNorm, Reduce, Variance
+from minidnn.graph.registry import register
 from minidnn.graph.types import TensorType
 
 __all__ = [
@@ -69,6 +70,7 @@ class Region(Operator):
         return tuple(dict.fromkeys(node.source for node in self.body.nodes))
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class FusedSequence(Region):
     """A sequence of a stack, computed patch by patch as ``schedule`` says.
@@ -191,6 +193,7 @@ class CoreRegion(Region):
         return [node for node in after if isinstance(node.op, (Reduce, Variance))]
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class FusedContraction(CoreRegion):
     """A contraction with the point-wise operators that it absorbed as prologue and epilogue; mean
@@ -263,6 +266,7 @@ def why_not_point_by_point(contraction: Node, node: Node) -> str | None:
     return None
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class FusedElements(Region):
     """Element-wise operators in one launch.  Operators that read each other's results, or the same
@@ -295,6 +299,7 @@ def _elements(node: Node) -> list[Value]:
     return [value for value in (*node.inputs, node.output) if value.shape == node.output.shape]
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class FusedSums(Region):
     """Sums, means and variances over all axes but that of channels, of what point-wise operators
@@ -335,6 +340,7 @@ class FusedSums(Region):
         return {i: value for i, value in results if i not in self.reductions}
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class FusedGradient(CoreRegion):
     """The gradient of a convolution for its input, with a prologue, which computes the output's
@@ -373,6 +379,7 @@ class FusedGradient(CoreRegion):
         return Graph(list(read), list(outputs), list(nodes), self.body.name)
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class FusedNormalization(CoreRegion):
     """A layer normalization of the channels of an image, with the transposes that move channels to

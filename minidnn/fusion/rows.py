@@ -17,6 +17,7 @@ from minidnn.fusion.region import Region
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.operator import Elementwise, Reshaping
 from minidnn.graph.operators import Expand, LayerNorm, LogSoftmax, Reduce, Softmax
+from minidnn.graph.registry import register
 from minidnn.graph.types import HALF_DTYPES, TensorType
 
 _STORED = ("float32", *HALF_DTYPES)
@@ -130,6 +131,7 @@ def _why_not_repeated(value: Value, shape: tuple[int, ...]) -> str | None:
     return f"{value!r} is repeated otherwise than along rows"
 
 
+@register
 @dataclass(frozen=True, eq=False)
 class FusedRows(Region):
     """A region over rows.  Its results are rows, values with one element for each row, and sums

@@ -7,7 +7,7 @@ overrides those that it knows better.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -17,6 +17,7 @@ from minidnn.fusion.device import TWO_CORES, Device
 from minidnn.fusion.functions import LibraryFunction, LibraryFunctions
 from minidnn.fusion.region import (
     FusedContraction,
+    FusedElements,
     FusedGradient,
     FusedNormalization,
     FusedSequence,
@@ -44,6 +45,18 @@ _FORMER_REFUSALS = (
     *("refuse_producer", "refuse_rows", "refuse_statistics", "refuse_summed"),
     *("refuse_summed_gradient", "refuse_sums", "stores_summed"),
 )
+
+_ADDS = "this device adds up stored values"
+_ATTENDS = "this device multiplies matrices one batch after the other"
+_NO_KERNEL = "this device has no kernel for it"
+#: Why a target that says nothing else has no kernel for a kind of region.
+_REFUSALS: Mapping[type[Region], str] = {
+    **dict.fromkeys((FusedContraction, FusedSequence, FusedSums), _ADDS),
+    **dict.fromkeys((FusedAttention, FusedAttentionGradient), _ATTENDS),
+    FusedGradient: "this device stores what gradients are computed from, and adds up stored values",
+    FusedNormalization: "this device normalizes rows",
+    FusedRows: "this device stores the results of reductions",
+}
 
 
 @dataclass(frozen=True)
@@ -148,26 +161,15 @@ class Target:
 
         Passes ask this before they make a region.  Here, contractions take the operators around
         them that :meth:`refuse_prologue` and :meth:`refuse_epilogue` let pass, and stacks are
-        computed patch by patch; reductions, rows and attention stay as they are.
+        computed patch by patch; other regions are refused.
         """
-        match region:
-            case (
-                FusedContraction(reductions=[_, *_]) | FusedSums() | FusedGradient(sums=FusedSums())
-            ):
-                return "this device adds up stored values"
-            case FusedContraction():
-                return self.refuse_around(region)
-            case FusedGradient():
-                return "this device reads stored gradients"
-            case FusedSequence(summed=[_, *_]):
-                return "this device adds up stored values"
-            case FusedNormalization():
-                return "this device normalizes rows"
-            case FusedRows():
-                return "this device stores the results of reductions"
-            case FusedAttention() | FusedAttentionGradient():
-                return "this device multiplies matrices one batch after the other"
-        return None
+        if isinstance(region, FusedContraction) and not region.reductions:
+            return self.refuse_around(region)
+        if isinstance(region, FusedSequence) and not region.summed:
+            return None
+        return (
+            None if isinstance(region, FusedElements) else _REFUSALS.get(type(region), _NO_KERNEL)
+        )
 
     def refuse_around(self, region: FusedContraction) -> str | None:
         """Why point-wise operators cannot be prologue and epilogue of a contraction; None if they

@@ -20,6 +20,7 @@ ELSEWHERE = {
     "explanation/depth-first-fusion.md": "fusion/test_documentation.py",
     "how-to/add-a-backend-or-front-end.md": "extending/test_extending.py",
     "how-to/add-a-contraction-kernel.md": "cuda/test_kernel_recipe.py",
+    "how-to/add-a-fused-kernel.md": "passes/test_fused_kernel_recipe.py",
     "how-to/add-an-operator.md": "operators/test_recipe.py",
     "how-to/fine-tune-torchvision.md": "torch/test_documentation.py",
     "how-to/serve.md": "serving/test_command.py",

@@ -17,8 +17,10 @@ BINDING, COMPATIBLE = "cudnn/", "cudnn/compat/"
 ENGINES = ("backends/cpu/", "backends/cuda/")
 IN_EACH_ENGINE = {
     "Choice",
+    "LoweringContext",
     "Machine",
     "PlaneView",
+    "RegionKernel",
     "SequenceKernel",
     "StepPrinter",
     "Task",

@@ -114,7 +114,8 @@ ALLOWED: dict[str, set[str]] = {
         *(FACE, "models", "cache", "graph", "frontends", "cudnn", "measure"),
         *("backends.backend", "backends.cpu", "layers"),
     },
-    "storage": {"graph", "fusion", "weights", "sizes"},
+    # It can read whatever regions the passes make.
+    "storage": {"graph", "passes", "weights", "sizes"},
     "compiled_file": {FACE, "runtime"},
     "executable": {"graph", "report", "runtime", "compiled_file", "preparation"},
     # It holds executables, and is given what makes them.
