@@ -298,6 +298,14 @@ def test_metrics_go_on_within_an_epoch(tmp_path: Any) -> None:
             lambda: m.Accuracy().of(np.eye(3), np.ones(3)),
             r"target is float64 of shape \(3,\); valid",
         ),
+        (
+            lambda: m.Accuracy(top_k=2).of(np.eye(3), np.ones((3, 2))),
+            r"Accuracy: the target is float64 of shape \(3, 2\); valid .* of the 3 classes",
+        ),
+        (
+            lambda: m.Accuracy(top_k=2).of(np.ones(3), np.ones(3)),
+            r"Accuracy: the output has shape \(3,\); valid",
+        ),
         (lambda: m.Accuracy("binary").of(np.ones(3), np.array([0, 1, 2])), "a target is 2; valid"),
         (
             lambda: m.Accuracy().of(np.ones(3), np.array([0, 1, 1])),

@@ -64,7 +64,7 @@ class Ranking(OfClasses):
             return {"scores": scores, "target": target.astype(np.int64), "keep": keep}
         check_classes(self, output.shape)
         classes = output.shape[1]
-        target = as_classes(self, target, (len(output), *output.shape[2:])).reshape(-1)
+        target = as_classes(self, target, (len(output), *output.shape[2:]), classes).reshape(-1)
         scores = np.moveaxis(output, 1, -1).reshape(-1, classes).astype(np.float64)
         keep = counting(self, target)
         check_range(self, target[keep], classes)
