@@ -76,7 +76,10 @@ pointed.best = "least"  # type: ignore[attr-defined]
 @pytest.mark.parametrize(
     ("name", "function", "best"),
     [
-        *[(n, None, "least") for n in ("loss", "mae", "MSE", "rmse", "aux_loss", "word_error")],
+        *[
+            (n, None, "least")
+            for n in ("loss", "mae", "MSE", "rmse", "nmse", "aux_loss", "word_error")
+        ],
         *[(n, None, "most") for n in ("accuracy", "f1", "F1Score", "top5", "mIoU", "auroc", "mAP")],
         *[(n, None, None) for n in ("own", "rate", "seconds", "accuracy_error", "width")],
         *[("own", pointed, "least"), ("own", md.losses.L1(), "least"), ("own", own, None)],
