@@ -182,6 +182,14 @@ def trainer(device: str = "reference", **options: Any) -> md.Trainer:
     return md.Trainer(net, SHAPE, **(given | options), device=device)
 
 
+def test_a_warning_names_the_line_that_called() -> None:
+    of_one_class = [(x, np.zeros_like(t)) for x, t in BATCHES]
+    with pytest.warns(MiniDNNWarning, match="a class that all samples are of") as caught:
+        trainer(metrics=[m.AUROC()]).evaluate(of_one_class)
+        m.AUROC("binary").of(np.array([0.1, 0.7]), np.array([1, 1]))
+    assert {warning.filename for warning in caught} == {__file__}
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["reference", "cpu", GPU])
 def test_a_trainer_measures_whole_sets(device: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from minidnn.errors import GraphError, MiniDNNWarning
+from minidnn.errors import GraphError, MiniDNNWarning, stack_level
 from minidnn.training.metrics.metric import (
     Metric,
     OfClasses,
@@ -133,7 +133,7 @@ class AUROC(Ranking):
             warnings.warn(
                 "AUROC: a class that all samples are of, or none, counts as 0",
                 MiniDNNWarning,
-                stacklevel=5,
+                stacklevel=stack_level(),
             )
             return 0.0
         _, indices, counts = np.unique(scores, return_inverse=True, return_counts=True)
