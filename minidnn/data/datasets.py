@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,30 @@ class DataError(MiniDNNError, ValueError):
     >>> except md.data.DataError as error:
     ...     print(error)
     """
+
+
+def check_numbers(step: object, low: float, high: float, *names: str) -> None:
+    """DataError unless each of these arguments of a step is a number within these bounds."""
+    for name in names:
+        value = getattr(step, name)
+        if not isinstance(value, (int, float, np.number)) or not low <= value <= high:
+            bounds = f"of at least {low:g}" if high == inf else f"from {low:g} to {high:g}"
+            raise DataError(
+                f"{type(step).__name__}: {name}={value!r:.80}; valid is a number {bounds}"
+            )
+
+
+def check_ranges(step: object, *bounds: tuple[str, float, float]) -> None:
+    """DataError unless each argument (name, low, high) of a step is a pair of numbers in order
+    within these bounds, where ``low`` itself is valid unless ``high`` is infinite."""
+    for name, low, high in bounds:
+        value: Any = getattr(step, name)
+        is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+        if not is_pair or not low <= value[0] <= value[1] <= high or (high == inf and not value[0]):
+            what = "numbers above 0" if high == inf else f"numbers from {low:g} to {high:g}"
+            raise DataError(
+                f"{type(step).__name__}: {name}={value!r:.80}; valid are two {what}, in order"
+            )
 
 
 class Dataset(ABC):
