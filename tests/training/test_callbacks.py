@@ -314,6 +314,14 @@ def test_handlers_of_a_program_stay(tmp_path: Path) -> None:
         (lambda: md.callbacks.Checkpoint("a", every_steps=-3), "every_steps=-3; valid is an int"),
         (lambda: md.callbacks.Checkpoint("a", every_minutes=-1), "every_minutes=-1; valid is a"),
         (lambda: md.callbacks.Checkpoint("a", signals="KILL"), "signals='KILL'; valid are SIGTERM"),
+        (
+            lambda: md.callbacks.Checkpoint("a", best="most"),
+            "best='most' with keep_best=None; valid",
+        ),
+        (
+            lambda: md.callbacks.Checkpoint("a", 2, keep_best="loss"),
+            "Checkpoint: every=2 with keep_best='loss', which looks at each epoch; valid is one",
+        ),
         (lambda: md.callbacks.EarlyStopping(best="max"), "best='max'; valid are 'least', 'most'"),  # type: ignore[arg-type]
     ],
 )
