@@ -117,6 +117,17 @@ def test_training_and_validation_are_not_compared(tmp_path: Path) -> None:
         ours.fit(BATCHES, 4, callbacks=[keep])
 
 
+def test_a_record_that_could_not_be_read_again_is_not_saved(tmp_path: Path) -> None:
+    keep = md.callbacks.Checkpoint(tmp_path / "run")
+    numbers: Any = [np.float32(2.0), np.float64(3.0), True]
+    ours = trainer()
+    with pytest.raises(GraphError, match="the record of epoch 3 has note=True; valid in a check"):
+        ours.fit(BATCHES, 3, callbacks=[Measured("note", numbers), keep])
+    again = trainer()
+    again.restore(tmp_path / "run")
+    assert [record["note"] for record in again.history] == [2.0, 3.0]
+
+
 def test_nothing_but_nan_is_told(tmp_path: Path) -> None:
     keep = md.callbacks.Checkpoint(tmp_path / "best", keep_best="mae")
     with pytest.warns(MiniDNNWarning, match="'mae' was NaN in all epochs; .*best was not saved"):
