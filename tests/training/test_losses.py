@@ -123,6 +123,11 @@ OUTPUT = TensorType((2, 3))
     [
         (lambda: losses.CrossEntropy(1.5), "label_smoothing=1.5; valid is a number from 0 to 1"),
         (lambda: losses.CrossEntropy(weight=[-1.0]), r"weight=\[-1.0\]; valid is a number of at"),
+        (
+            lambda: losses.CrossEntropy(weight=[1.0, np.inf]),
+            r"weight=\[1.0, inf\]; valid is a num",
+        ),
+        (lambda: losses.CrossEntropy(weight=["a"]), "weight=.'a'.; valid is a number of at least"),  # type: ignore[list-item]
         (lambda: losses.CrossEntropy(ignore_index=0.5), "ignore_index=0.5; valid is an int"),  # type: ignore[arg-type]
         (lambda: losses.CrossEntropy(0, None, 1, True), "ignore_index=1 with probabilities=True"),
         (lambda: losses.CrossEntropy(weight=[1.0]).target(OUTPUT), "weight has 1 numbers; valid"),

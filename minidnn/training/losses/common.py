@@ -366,13 +366,14 @@ def keep_weight(owner: Any, weight: Sequence[float] | None) -> None:
     """Checks the weights of classes, and keeps them as a tuple."""
     if weight is None:
         return
-    given = np.asarray(weight, np.float64)
-    if given.ndim != 1 or not (given >= 0).all():
+    given = np.asarray(weight)
+    is_numeric = given.ndim == 1 and given.dtype.kind in "buif"
+    if not is_numeric or not (given >= 0).all() or not np.isfinite(given).all():
         raise GraphError(
             f"{type(owner).__name__}: weight={weight!r:.80}; valid is a number of at least 0 for "
             "each class"
         )
-    object.__setattr__(owner, "weight", tuple(given.tolist()))
+    object.__setattr__(owner, "weight", tuple(given.astype(np.float64).tolist()))
 
 
 def chosen(here: Any, weight: Any) -> Any:
