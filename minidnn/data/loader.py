@@ -316,9 +316,9 @@ class Loader(Epochs):
         for (name, low), value in zip(
             least.items(), (batch, seed, workers, ahead, mixup, cutmix), strict=True
         ):
-            kinds, what = (int, np.integer), "ints"
-            if name in ("mixup", "cutmix"):
-                kinds, what = (int, float, np.number), "numbers"
+            is_share = name in ("mixup", "cutmix")
+            kinds: Any = (int, float, np.number) if is_share else (int, np.integer)
+            what = "numbers" if is_share else "ints"
             if not isinstance(value, kinds) or not low <= value < 2**64:
                 raise DataError(f"{name}={value!r:.80}; valid are {what} from {low} to 2**64 - 1")
         if processes and not workers:
