@@ -39,6 +39,9 @@ class Normalize:
     Args:
         mean, std: a number for each channel; by default ImageNet's.
 
+    Raises:
+        DataError: a deviation is not above 0.
+
     >>> steps = [md.data.Normalize()]
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
@@ -84,6 +87,9 @@ class Flip(Mover):
     Args:
         probability: with which it does so.
 
+    Raises:
+        DataError: an argument is not valid.
+
     >>> steps = [md.data.Flip()]
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
@@ -121,6 +127,9 @@ class RandomCrop(Mover):
         size: its rows and columns.
         padding: rows and columns of zeros that are added on every side first.
 
+    Raises:
+        DataError: an argument is not valid.
+
     >>> steps = [md.data.RandomCrop(32, 4)]
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
@@ -154,6 +163,9 @@ class Affine(Mover):
         shift: the largest translation, as a share of its width and of its height.
         scale: the largest share that width and height, independently, grow or shrink by.
         shear: the most columns that a row moves by, for each row from the middle.
+
+    Raises:
+        DataError: an argument is not valid.
 
     >>> steps = [md.data.Affine(degrees=15)]
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
@@ -299,6 +311,9 @@ class ColorJitter:
         brightness, contrast, saturation: each is multiplied by ``1 - amount`` to ``1 + amount``.
         hue: the largest share of the circle by which hue turns in either direction, at most 0.5.
 
+    Raises:
+        DataError: an argument is not valid.
+
     >>> steps = [md.data.ColorJitter(hue=0.1)]
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
@@ -349,6 +364,9 @@ class Cutout:
         size: rows and columns of the square.
         fill: the value that is written, one number or one for each channel.
         probability: with which a picture is changed.
+
+    Raises:
+        DataError: an argument is not valid.
 
     Source: DeVries and Taylor, arXiv:1708.04552.
 

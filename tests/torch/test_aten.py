@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import minidnn as md
 from minidnn._torch_internals import pytree
-from minidnn.frontends.torch.aten.call import key_of, known, operator_named
+from minidnn.frontends.torch.aten.call import key_of, known
 from tests.torch.calls import Calls, Function, example
 
 aten = torch.ops.aten
@@ -466,11 +466,6 @@ def is_taken_apart(name: str) -> bool:
     return operation._can_decompose() and (
         aliases or torch.Tag.maybe_aliasing_or_mutating in operation.tags
     )
-
-
-def test_an_operation_is_found_by_its_name() -> None:
-    assert all(operator_named(name) is entry for name, entry in known().items())
-    assert list(known()) == sorted(known()) and operator_named("none.such") is None
 
 
 def test_every_operation_has_a_case(request: pytest.FixtureRequest) -> None:
