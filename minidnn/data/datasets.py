@@ -17,6 +17,7 @@ import numpy as np
 
 from minidnn.errors import MiniDNNError
 from minidnn.graph.philox import philox
+from minidnn.graph.types import plain
 
 __all__ = ["Arrays", "DataError", "Dataset", "Samples", "Subset"]
 
@@ -113,7 +114,7 @@ class Dataset(ABC):
         classes: the number of classes, or their names; 0 if targets are no classes.
 
     Raises:
-        DataError: a step is no function.
+        DataError: a step is no function, or ``classes`` is not valid.
 
     >>> isinstance(md.data.Arrays(x, np.arange(2)), md.data.Dataset)
     """
@@ -123,6 +124,11 @@ class Dataset(ABC):
         for step in self.augment:
             if not callable(step):
                 raise DataError(f"augment has {step!r}; valid are functions (x, draws) -> x")
+        classes = plain(classes)
+        if isinstance(classes, str) or (isinstance(classes, int) and classes < 0):
+            raise DataError(
+                f"classes={classes!r:.80}; valid is a number of at least 0, or a name for each"
+            )
         names = map(str, range(classes)) if isinstance(classes, int) else classes
         self.classes = tuple(names)
 
