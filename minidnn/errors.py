@@ -10,6 +10,8 @@ This module imports nothing of minidnn: everything else may import it.
 from __future__ import annotations
 
 import collections.abc
+import os
+import sys
 
 
 class MiniDNNError(Exception):
@@ -111,6 +113,16 @@ class MiniDNNWarning(UserWarning):
     ...     warnings.simplefilter("error", md.MiniDNNWarning)
     ...     exe = md.compile(net, (2, 3, 32, 32), device="reference")
     """
+
+
+def stack_level() -> int:
+    """Returns the ``stacklevel`` at which ``warnings.warn``, in the function that calls this, names
+    the line that called minidnn, however many of minidnn's functions are between them."""
+    package = os.path.dirname(__file__) + os.sep
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def did_you_mean(name: object, valid: collections.abc.Iterable[str], most: int = 1) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -130,25 +131,16 @@ def takes_float32(backend: Backend) -> bool:
     return getattr(backend, "interface", None) == "float32"
 
 
-def _reference() -> Backend:
-    backend: Backend = import_module("minidnn.backends.reference").ReferenceBackend()
-    return backend
-
-
-def _cpu() -> Backend:
-    backend: Backend = import_module("minidnn.backends.cpu.backend").CpuBackend()
-    return backend
-
-
-def _cuda(index: int = 0) -> Backend:
-    backend: Backend = import_module("minidnn.backends.cuda.backend").CudaBackend(index)
+def _imported(module: str, kind: str, *arguments: int) -> Backend:
+    """An instance of a class in a module of this package."""
+    backend: Backend = getattr(import_module(f"minidnn.backends.{module}"), kind)(*arguments)
     return backend
 
 
 _BUILT_IN: dict[str, Callable[[], Backend]] = {
-    "cpu": _cpu,
-    "cuda": _cuda,
-    "reference": _reference,
+    "cpu": partial(_imported, "cpu.backend", "CpuBackend"),
+    "cuda": partial(_imported, "cuda.backend", "CudaBackend"),
+    "reference": partial(_imported, "reference", "ReferenceBackend"),
 }
 
 #: Devices in the order in which the default is looked for.
@@ -170,7 +162,7 @@ def get_backend(name: str) -> Backend:
         backend = _BUILT_IN[name]()
         reason = backend.unavailable()
     elif isinstance(name, str) and re.fullmatch(r"cuda:\d{1,4}", name):
-        backend = _cuda(int(name.removeprefix("cuda:")))
+        backend = _imported("cuda.backend", "CudaBackend", int(name.removeprefix("cuda:")))
         reason = backend.unavailable()
     else:
         backend, reason = _third_party(name)

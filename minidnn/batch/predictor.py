@@ -74,7 +74,7 @@ class Predictor:
             and softmax makes probabilities of them.
         batch: pictures in a batch.
         threads: threads that read pictures and, on a CPU, compute; by default all usable cores.
-        device, precision: as for :func:`minidnn.compile`.
+        device, precision: as for :func:`minidnn.compile`; an executable is of these already.
 
     Raises:
         GraphError: an argument is not valid; on first use, whatever compiling raises, or the
@@ -107,6 +107,8 @@ class Predictor:
                 raise GraphError(f"{name}={value!r:.80}; valid is {valid}")
         # Each process would choose for itself, and pictures would be computed in several.
         check_not_automatic(precision, "predictions by several processes")
+        if top is None and labels is not None:
+            raise GraphError(f"labels={labels!r:.80} with top=None; valid is top, or no labels")
         self.network = network
         self.preparation = preparation
         self.top = top
@@ -228,6 +230,7 @@ class Predictor:
         if isinstance(network, (FunctionType, partial)):
             network = network(self.batch)
         if isinstance(network, AnyExecutable):
+            self._check_options(network)
             return network
         settings: dict[str, Any] = {"precision": self.precision}
         if (self.device or default_device()[0]) == "cpu":
@@ -241,6 +244,16 @@ class Predictor:
         if isinstance(executable, DynamicExecutable):
             executable.warm([most_rows(executable, self.batch)])  # the size of most batches
         return executable
+
+    def _check_options(self, executable: AnyExecutable) -> None:
+        """GraphError if an executable is of another device or precision than is asked for."""
+        for name in ("device", "precision"):
+            wanted, own = getattr(self, name), getattr(executable, name)
+            if wanted is not None and wanted not in (own, own.partition(":")[0]):
+                raise GraphError(
+                    f"{name}={wanted!r:.80} with an executable of {name} {own!r}; valid is the "
+                    "same, or None"
+                )
 
     def _checked(self, executable: AnyExecutable) -> AnyExecutable:
         """Returns the executable; GraphError unless it maps pictures to a row of scores each."""

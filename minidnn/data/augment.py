@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, exp, log, sqrt
+from math import ceil, exp, inf, log, sqrt
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from minidnn.data.datasets import DataError, Draws
+from minidnn.data.datasets import DataError, Draws, check_numbers, check_ranges
 from minidnn.data.moves import BatchMove, Cropped, Flipped, Matrices, Resized, inverse_matrix
 from minidnn.pictures import IMAGENET_MEAN, IMAGENET_STD
 
@@ -39,6 +39,9 @@ class Normalize:
     Args:
         mean, std: a number for each channel; by default ImageNet's.
 
+    Raises:
+        DataError: a deviation is not above 0.
+
     >>> steps = [md.data.Normalize()]
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
@@ -48,6 +51,10 @@ class Normalize:
 
     #: Masks and boxes stay as they are.
     places: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not all(each > 0 for each in self.std):
+            raise DataError(f"Normalize: std={self.std!r:.80}; valid are numbers above 0")
 
     def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
         channels = sizes_of(self, x)[1]
@@ -80,11 +87,17 @@ class Flip(Mover):
     Args:
         probability: with which it does so.
 
+    Raises:
+        DataError: an argument is not valid.
+
     >>> steps = [md.data.Flip()]
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
 
     probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_numbers(self, 0, 1, "probability")
 
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """Draws which pictures of a batch are flipped."""
@@ -114,12 +127,19 @@ class RandomCrop(Mover):
         size: its rows and columns.
         padding: rows and columns of zeros that are added on every side first.
 
+    Raises:
+        DataError: an argument is not valid.
+
     >>> steps = [md.data.RandomCrop(32, 4)]
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
 
     size: int
     padding: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self, 1, inf, "size")
+        check_numbers(self, 0, inf, "padding")
 
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """Draws where squares are cut out of a batch of this shape."""
@@ -144,6 +164,9 @@ class Affine(Mover):
         scale: the largest share that width and height, independently, grow or shrink by.
         shear: the most columns that a row moves by, for each row from the middle.
 
+    Raises:
+        DataError: an argument is not valid.
+
     >>> steps = [md.data.Affine(degrees=15)]
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
@@ -152,6 +175,9 @@ class Affine(Mover):
     shift: float = 0.0
     scale: float = 0.0
     shear: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_numbers(self, 0, 1, "scale")
 
     def move(self, shape: tuple[int, ...], draws: Draws) -> BatchMove:
         """Draws the amounts of a batch: a rotation, a shear, two scales and two shifts each."""
@@ -230,6 +256,9 @@ class ResizedCrop(Mover):
         scale: least and largest share of the picture's area.
         ratio: least and largest width over height.
 
+    Raises:
+        DataError: an argument is not valid.
+
     >>> steps = [md.data.ResizedCrop(24)]
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
@@ -241,6 +270,10 @@ class ResizedCrop(Mover):
     #: Boxes that are tried, and how many uniform numbers :meth:`box` takes.
     TRIES = 10
     NUMBERS = 2 * TRIES + 2
+
+    def __post_init__(self) -> None:
+        check_numbers(self, 1, inf, "size")
+        check_ranges(self, ("scale", 0, inf), ("ratio", 0, inf))
 
     def box(self, height: int, width: int, uniform: np.ndarray) -> tuple[int, int, int, int]:
         """Returns top, left, height and width of the box to cut out, chosen as by torchvision.
@@ -278,6 +311,9 @@ class ColorJitter:
         brightness, contrast, saturation: each is multiplied by ``1 - amount`` to ``1 + amount``.
         hue: the largest share of the circle by which hue turns in either direction, at most 0.5.
 
+    Raises:
+        DataError: an argument is not valid.
+
     >>> steps = [md.data.ColorJitter(hue=0.1)]
     >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
@@ -289,6 +325,10 @@ class ColorJitter:
 
     #: Masks and boxes stay as they are.
     places: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self, 0, inf, "brightness", "contrast", "saturation")
+        check_numbers(self, 0, 0.5, "hue")
 
     def factors(self, draws: Draws) -> np.ndarray:
         """Draws each sample's factors of brightness, contrast and saturation, and its hue shift.
@@ -325,6 +365,9 @@ class Cutout:
         fill: the value that is written, one number or one for each channel.
         probability: with which a picture is changed.
 
+    Raises:
+        DataError: an argument is not valid.
+
     Source: DeVries and Taylor, arXiv:1708.04552.
 
     >>> steps = [md.data.Cutout(8)]
@@ -337,6 +380,10 @@ class Cutout:
 
     #: Masks and boxes stay as they are.
     places: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self, 0, inf, "size")
+        check_numbers(self, 0, 1, "probability")
 
     def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
         _, _, height, width = sizes_of(self, x)

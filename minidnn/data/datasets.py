@@ -10,13 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
 
 from minidnn.errors import MiniDNNError
 from minidnn.graph.philox import philox
+from minidnn.graph.types import plain
 
 __all__ = ["Arrays", "DataError", "Dataset", "Samples", "Subset"]
 
@@ -81,6 +82,30 @@ class DataError(MiniDNNError, ValueError):
     """
 
 
+def check_numbers(step: object, low: float, high: float, *names: str) -> None:
+    """DataError unless each of these arguments of a step is a number within these bounds."""
+    for name in names:
+        value = getattr(step, name)
+        if not isinstance(value, (int, float, np.number)) or not low <= value <= high:
+            bounds = f"of at least {low:g}" if high == inf else f"from {low:g} to {high:g}"
+            raise DataError(
+                f"{type(step).__name__}: {name}={value!r:.80}; valid is a number {bounds}"
+            )
+
+
+def check_ranges(step: object, *bounds: tuple[str, float, float]) -> None:
+    """DataError unless each argument (name, low, high) of a step is a pair of numbers in order
+    within these bounds, where ``low`` itself is valid unless ``high`` is infinite."""
+    for name, low, high in bounds:
+        value: Any = getattr(step, name)
+        is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+        if not is_pair or not low <= value[0] <= value[1] <= high or (high == inf and not value[0]):
+            what = "numbers above 0" if high == inf else f"numbers from {low:g} to {high:g}"
+            raise DataError(
+                f"{type(step).__name__}: {name}={value!r:.80}; valid are two {what}, in order"
+            )
+
+
 class Dataset(ABC):
     """Samples by number, and the steps that each batch of them goes through.
 
@@ -89,7 +114,7 @@ class Dataset(ABC):
         classes: the number of classes, or their names; 0 if targets are no classes.
 
     Raises:
-        DataError: a step is no function.
+        DataError: a step is no function, or ``classes`` is not valid.
 
     >>> isinstance(md.data.Arrays(x, np.arange(2)), md.data.Dataset)
     """
@@ -99,6 +124,11 @@ class Dataset(ABC):
         for step in self.augment:
             if not callable(step):
                 raise DataError(f"augment has {step!r}; valid are functions (x, draws) -> x")
+        classes = plain(classes)
+        if isinstance(classes, str) or (isinstance(classes, int) and classes < 0):
+            raise DataError(
+                f"classes={classes!r:.80}; valid is a number of at least 0, or a name for each"
+            )
         names = map(str, range(classes)) if isinstance(classes, int) else classes
         self.classes = tuple(names)
 

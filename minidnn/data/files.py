@@ -371,6 +371,12 @@ class Folder(Dataset):
         channels: int = 3,
         corrupt: Literal["raise", "skip"] = "raise",
     ) -> None:
+        for name, value, least in (("size", size, 1), ("resize", resize, size)):
+            if not (value is None and name == "resize") and (
+                type(value) is not int or value < least
+            ):
+                at_least = least if name == "size" else f"size={size}, or None"
+                raise DataError(f"{name}={value!r:.80}; valid is an int of at least {at_least}")
         self._preparation = Preparation(size if resize is None else resize, size, channels)
         if corrupt not in ("raise", "skip"):
             raise DataError(f"corrupt={corrupt!r}; valid are 'raise' and 'skip'")

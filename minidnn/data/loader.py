@@ -148,12 +148,14 @@ class Epochs(ABC):
         ...
 
     def _facts(self) -> dict[str, Any]:
-        """The arguments that must be equal for a state to mean the same batches."""
+        """The arguments that must be equal for a state to mean the same batches; None for one that
+        is not given, which a state does not have."""
         return {}
 
     def state(self) -> dict[str, Any]:
         """The position after the last batch that was yielded, as a dict for JSON."""
-        return {**self._facts(), "epoch": self._epoch, "position": self._position}
+        given = {name: value for name, value in self._facts().items() if value is not None}
+        return {**given, "epoch": self._epoch, "position": self._position}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration go on after a :meth:`state`, with the rest of its epoch.
@@ -163,7 +165,7 @@ class Epochs(ABC):
         if not isinstance(state, Mapping):
             raise DataError(f"the state is {state!r:.80}; valid is what a loader's state() gave")
         for name, value in self._facts().items():
-            if name not in state or state[name] != value:
+            if state.get(name) != value:
                 raise DataError(
                     f"the state has {name}={state.get(name)!r}, and the loader has {value!r}; "
                     "valid is the state of a loader with the same data and arguments"
@@ -309,13 +311,18 @@ class Loader(Epochs):
                 "datasets: Samples(...) makes one of what has a length and an index"
             )
         ahead = 2 * workers if ahead is None else ahead
-        least = {"batch": 1, "seed": 0, "workers": 0, "ahead": min(workers, 1), "mixup": 0}
+        least = {"batch": 1, "seed": 0, "workers": 0, "ahead": int(workers != 0), "mixup": 0}
         least["cutmix"] = 0
         for (name, low), value in zip(
             least.items(), (batch, seed, workers, ahead, mixup, cutmix), strict=True
         ):
-            if not low <= value < 2**64:
-                raise DataError(f"{name}={value}; valid are numbers from {low} to 2**64 - 1")
+            is_share = name in ("mixup", "cutmix")
+            kinds: Any = (int, float, np.number) if is_share else (int, np.integer)
+            what = "numbers" if is_share else "ints"
+            if not isinstance(value, kinds) or not low <= value < 2**64:
+                raise DataError(f"{name}={value!r:.80}; valid are {what} from {low} to 2**64 - 1")
+        if processes and not workers:
+            raise DataError("processes=True with workers=0; valid is workers of at least 1")
         if sampler is not None:
             if not isinstance(sampler, WeightedSampler) or shuffle:
                 raise DataError(
@@ -350,11 +357,9 @@ class Loader(Epochs):
         return full + bool(rest and not self.drop_last)
 
     def _facts(self) -> dict[str, Any]:
-        more: dict[str, Any] = {"cutmix": self._make.cutmix} if self._make.cutmix else {}
-        if self._sampler is not None:
-            more["sampler"] = self._sampler.facts()
         return {
-            **more,
+            "cutmix": self._make.cutmix or None,
+            "sampler": None if self._sampler is None else self._sampler.facts(),
             "seed": self._seed,
             "samples": len(self.dataset),
             "batch": self.batch,

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.data.datasets import Arrays, DataError, Draws, Step, named
+from minidnn.graph.types import plain
 
 __all__ = ["BatchMove", "Boxes", "Masks", "inverse_matrix", "moved", "warped"]
 
@@ -333,6 +334,8 @@ class Masks(Arrays):
                 f"x has shape {self.x.shape}, and y {self.y.dtype} {self.y.shape}; valid are (N, "
                 "C, H, W), and integers (N, H, W)"
             )
+        if type(plain(fill)) is not int:
+            raise DataError(f"fill={fill!r:.80}; valid is an int, the class of a pixel")
         self.fill = fill
 
     def stepped(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import atan, degrees, exp, log, sqrt
+from math import atan, degrees, exp, inf, log, sqrt
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from minidnn.data.augment import blend, grey, sizes_of
-from minidnn.data.datasets import DataError, Draws
+from minidnn.data.datasets import DataError, Draws, check_numbers, check_ranges
 from minidnn.data.moves import BatchMove, Matrices, inverse_matrix
 
 __all__ = ["RandAugment", "RandomErasing", "TrivialAugment"]
@@ -51,13 +51,8 @@ class RandomErasing:
     TRIES: ClassVar[int] = 10
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise DataError(f"RandomErasing: p={self.p!r}; valid is a number from 0 to 1")
-        if not 0 <= self.scale[0] <= self.scale[1] <= 1 or not 0 < self.ratio[0] <= self.ratio[1]:
-            raise DataError(
-                f"RandomErasing: scale={self.scale!r}, ratio={self.ratio!r}; valid are pairs in "
-                "order, of shares from 0 to 1 and of numbers above 0"
-            )
+        check_numbers(self, 0, 1, "p")
+        check_ranges(self, ("scale", 0, 1), ("ratio", 0, inf))
         if isinstance(self.value, str) and self.value != "random":
             raise DataError(
                 f"RandomErasing: value={self.value!r}; valid are a number, one for each channel, "

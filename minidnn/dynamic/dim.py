@@ -252,7 +252,11 @@ def written(template: Template) -> str:
     return f"({sizes}{',' * (len(template) == 1)})"
 
 
-def written_inputs(inputs: Sequence[Endpoint], templates: Sequence[Template]) -> str:
-    """The dtypes and shapes of all inputs, as a text for messages."""
-    pairs = zip(inputs, templates, strict=True)
-    return ", ".join(f"{value.dtype}{written(template)}" for value, template in pairs)
+def written_inputs(
+    inputs: Sequence[Endpoint], templates: Sequence[Template], named: bool = False
+) -> str:
+    """The dtypes and shapes of all inputs, and their names if ``named``, as a text for messages."""
+    return ", ".join(
+        f"{f'{value.name}: ' if named else ''}{value.dtype}{written(template)}"
+        for value, template in zip(inputs, templates, strict=True)
+    )

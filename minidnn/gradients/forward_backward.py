@@ -25,7 +25,7 @@ from itertools import chain
 
 from minidnn.gradients.reverse import pullback, reached_values
 from minidnn.graph.attention_patterns import read_transposed_results
-from minidnn.graph.ir import Constant, Graph, Node, Value, live_nodes
+from minidnn.graph.ir import Constant, Graph, Node, Value, fresh, live_nodes
 from minidnn.graph.operator import Operator
 from minidnn.graph.operators import (
     Attention,
@@ -278,12 +278,7 @@ def _on_inputs(
     copies: dict[Value, Value] = {}
     names: set[str] = set()
     for value in inputs:
-        unique, count = value.name, 0
-        while unique in names:
-            count += 1
-            unique = f"{value.name}.{count}"
-        names.add(unique)
-        copies[value] = Value(value.type, unique)
+        copies[value] = Value(value.type, fresh(value.name, names))
     new_nodes = [Node(part.slice_of(v), [copies[part.whole]], v.name) for v, part in slices.items()]
     copies.update((v, node.output) for v, node in zip(slices, new_nodes, strict=True))
     recomputed: dict[Value, Value] = {}

@@ -307,6 +307,10 @@ class Graph:
         readers = self.readers.get(value, ())
         return readers[0] if len(readers) == 1 and value not in self.results else None
 
+    def is_read(self, value: Value) -> bool:
+        """Whether a node reads ``value``, or it is a result."""
+        return bool(self.readers[value]) or value in self.results
+
     def node(self, name: str) -> Node:
         """The node named ``name``; GraphError if there is none."""
         for node in self.nodes:
@@ -369,6 +373,17 @@ def drop_unread(graph: Graph) -> Graph:
     return Graph(graph.inputs, graph.outputs, nodes, graph.name, names, updates=graph.updates)
 
 
+def fresh(name: str, used: set[str], separator: str = ".") -> str:
+    """Returns the first of ``name``, ``name.1``, ``name.2``, ... that is not among the used names,
+    and adds it to these."""
+    candidate, count = name, 0
+    while candidate in used:
+        count += 1
+        candidate = f"{name}{separator}{count}"
+    used.add(candidate)
+    return candidate
+
+
 class Rewriter:
     """Builds a new graph from an old one, node by node.
 
@@ -408,12 +423,7 @@ class Rewriter:
 
     def fresh(self, name: str) -> str:
         """A unique node name: ``name``, or the first free one of ``name.1``, ``name.2``, ..."""
-        candidate, count = name, 0
-        while candidate in self._names:
-            count += 1
-            candidate = f"{name}.{count}"
-        self._names.add(candidate)
-        return candidate
+        return fresh(name, self._names)
 
     def replace(self, old: Value, new: Value) -> None:
         """Makes ``new``, of the new graph, replace ``old``, of the old graph, from now on."""

@@ -81,12 +81,8 @@ def attend(graph: Graph, context: Context) -> Graph:
                     rewriter.replace(old, result)
                 absorbed.update(written.nodes)
                 continue
-        expanded.expand(node, _is_read(graph, node.outputs[-1]))
+        expanded.expand(node, graph.is_read(node.outputs[-1]))
     return drop_unread(rewriter.finish())
-
-
-def _is_read(graph: Graph, value: Value) -> bool:
-    return bool(graph.readers[value]) or value in graph.results
 
 
 def _operand(value: Value, gone: Container[Node]) -> _Operand:
@@ -188,7 +184,7 @@ def _region(
 def _results(graph: Graph, node: Node, written: _WrittenResults) -> list[Value]:
     """The values that the region of a node computes."""
     logarithms = node.outputs[1:] if isinstance(node.op, Attention) else ()
-    return [*written.ends, *(value for value in logarithms if _is_read(graph, value))]
+    return [*written.ends, *(value for value in logarithms if graph.is_read(value))]
 
 
 ATTEND = Pass("attend", attend)

@@ -18,7 +18,7 @@ from minidnn.fusion.sequence import Schedule
 from minidnn.fusion.stacks import Groups, why_not_fusable
 from minidnn.fusion.target import Proposal, Target
 from minidnn.graph.expression import argument
-from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value, fresh
 from minidnn.graph.operator import Contraction, Elementwise, Operator
 from minidnn.graph.operators import Add, Conv2dInputGradient, Formula, Reduce, Variance, View
 from minidnn.passes.fuse import flat, fusion
@@ -165,7 +165,7 @@ class _MergedSequence:
         for node in sweep.op.reductions.values():
             plane = _of(values, node.inputs[0])
             if plane in outputs or plane in planes.values() or plane.producer not in self._nodes:
-                plane = self._add(Node(_COPY, [plane], self._fresh(node.name), node.source))
+                plane = self._add(Node(_COPY, [plane], fresh(node.name, self._names), node.source))
             planes[node] = plane
         return planes
 
@@ -175,20 +175,12 @@ class _MergedSequence:
         known = self._known.get((node.op, tuple(inputs)))
         if known is not None:
             return known
-        return self._add(Node(node.op, inputs, self._fresh(node.name), node.source))
+        return self._add(Node(node.op, inputs, fresh(node.name, self._names), node.source))
 
     def _add(self, node: Node) -> Value:
         self._nodes.append(node)
         self._known[node.op, node.inputs] = node.output
         return node.output
-
-    def _fresh(self, name: str) -> str:
-        unique, count = name, 0
-        while unique in self._names:
-            count += 1
-            unique = f"{name}.{count}"
-        self._names.add(unique)
-        return unique
 
 
 def _of(here: dict[Value, Value], value: Value) -> Value:
@@ -362,7 +354,7 @@ def _made_by(graph: Graph, node: Node, op: FusedSums) -> list[Node]:
         read = any(reader is not node for reader in graph.readers[node.inputs[0]])
         are_read = (
             read or node.inputs[0] in graph.results,
-            *(_is_read(graph, v) for v in node.outputs),
+            *(graph.is_read(v) for v in node.outputs),
         )
         contractions = (Contraction, FusedContraction)
         return [
@@ -375,7 +367,7 @@ def _made_by(graph: Graph, node: Node, op: FusedSums) -> list[Node]:
         return []
     if not only_sums or op.body.constants or len(op.shape) != 4:
         return []
-    if not all(_is_read(graph, value) for value in node.outputs):
+    if not all(graph.is_read(value) for value in node.outputs):
         return []
     return [
         producer
@@ -398,10 +390,6 @@ def _is_moments(op: FusedSums) -> bool:
         and list(op.body.outputs) == results
         and all(value.dtype == "float32" for value in results)
     )
-
-
-def _is_read(graph: Graph, value: Value) -> bool:
-    return bool(graph.readers[value]) or value in graph.results
 
 
 FUSE_EPILOGUE_REDUCTIONS = fusion(

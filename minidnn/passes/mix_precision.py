@@ -20,7 +20,7 @@ import numpy as np
 from minidnn.fusion.functions import LayerFunction
 from minidnn.fusion.stacks import why_not_fusable
 from minidnn.graph.expression import argument
-from minidnn.graph.ir import Constant, Graph, Node, Value, live_nodes
+from minidnn.graph.ir import Constant, Graph, Node, Value, fresh, live_nodes
 from minidnn.graph.operator import Contraction, Elementwise, Movement, Operator, Reshaping, Windowed
 from minidnn.graph.operators import (
     AdaptiveAvgPool2d,
@@ -127,11 +127,7 @@ class HalfGraph:
         return self._new(op, [self.half[value]], f"{value.name}.float32", source)
 
     def _new(self, op: Operator, operands: Sequence[Value], name: str, source: str) -> Value:
-        unique, count = name, 0
-        while unique in self.names:
-            unique, count = f"{name}.{count + 1}", count + 1
-        self.names.add(unique)
-        node = Node(op, operands, unique, source)
+        node = Node(op, operands, fresh(name, self.names), source)
         self.nodes.append(node)
         return node.output
 

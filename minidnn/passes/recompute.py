@@ -23,7 +23,7 @@ import numpy as np
 
 from minidnn.fusion.region import Region, constants
 from minidnn.fusion.target import Target
-from minidnn.graph.ir import Graph, Node, State, Value
+from minidnn.graph.ir import Graph, Node, State, Value, fresh
 from minidnn.graph.operator import Contraction
 from minidnn.graph.operators import SumOverRanks
 from minidnn.memory import Annotations, BufferView, plan_groups, plan_memory, storage_roots, touched
@@ -277,7 +277,7 @@ def _with_copies(use: _Use, candidate: _Candidate) -> tuple[Graph, Annotations]:
     for i, node in enumerate(graph.nodes):
         if i == candidate.before:
             for each in candidate.nodes:
-                name = _fresh(f"{each.name}.again", names)
+                name = fresh(f"{each.name}.again", names)
                 add(each, name)
         add(node, node.name)
     rebuild_nodes = Graph(
@@ -289,15 +289,6 @@ def _with_copies(use: _Use, candidate: _Candidate) -> tuple[Graph, Annotations]:
         updates={state: current.get(value, value) for state, value in graph.updates.items()},
     )
     return rebuild_nodes, _moved(annotations, twins)
-
-
-def _fresh(name: str, names: set[str]) -> str:
-    unique, count = name, 0
-    while unique in names:
-        count += 1
-        unique = f"{name}.{count}"
-    names.add(unique)
-    return unique
 
 
 def _moved(annotations: Annotations, twins: dict[Value, list[Value]]) -> Annotations:

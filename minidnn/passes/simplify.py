@@ -260,7 +260,7 @@ def no_identities(graph: Graph) -> Iterator[str]:
 
 def no_dead_nodes(graph: Graph) -> Iterator[str]:
     for node in graph.nodes:
-        if not any(graph.readers[v] or v in graph.results for v in node.outputs):
+        if not any(map(graph.is_read, node.outputs)):
             yield f"nobody reads node {node.name!r}"
 
 

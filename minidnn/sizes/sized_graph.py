@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.dynamic.dim import Dim, Template, check_inputs, sizes_of, written
+from minidnn.dynamic.dim import Dim, Template, check_inputs, sizes_of, written_inputs
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Constant, Graph, Rewriter, Stored, Value, drop_unread
 from minidnn.graph.operator import Reshaping
@@ -150,10 +150,7 @@ class SizedGraph:
         self.templates = self._templates()
 
     def __repr__(self) -> str:
-        inputs = ", ".join(
-            f"{value.name}: {value.dtype}{written(template)}"
-            for value, template in zip(self.interface.inputs, self.templates, strict=True)
-        )
+        inputs = written_inputs(self.interface.inputs, self.templates, named=True)
         return f"<SizedGraph {self.name}: {inputs}; {', '.join(map(str, self.dims))}>"
 
     def __reduce__(self) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.errors import WeightsError
+from minidnn.errors import GraphError, WeightsError
 from minidnn.preparation import Preparation
 from minidnn.training.launches import Progress
 from minidnn.training.step import of_parameters
@@ -62,12 +62,25 @@ def writing(
         "precision": trainer.step_program.precision,
         "begun": dict(trainer.trained.begun),
         "progress": asdict(trainer.reached),
-        "history": list(trainer.history),
+        "history": [_numbers_of(record) for record in trainer.history],
         "loader": trainer.place_of_loader(),
     }
     if known["loader"] is not None:
         json.dumps(known["loader"])  # an error comes here, and not in a writer's thread
     return partial(_write, path, known, arrays, preparation)
+
+
+def _numbers_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of an epoch; GraphError if it has something besides numbers, such as what a
+    callback added, with which the checkpoint could not be read."""
+    numbers = {n: v.item() if isinstance(v, np.generic) else v for n, v in record.items()}
+    for name, value in numbers.items():
+        if type(value) not in (int, float):
+            raise GraphError(
+                f"the record of epoch {record['epoch']} has {name}={value!r:.80}; valid in a "
+                "checkpoint are numbers"
+            )
+    return numbers
 
 
 def _write(

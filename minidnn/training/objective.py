@@ -343,7 +343,7 @@ def _term(name: str, given: Any) -> Term:
     loss, factor = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, 1.0)
     if not callable(loss):
         raise GraphError(f"loss[{name!r}]={given!r:.80}; {_VALID}")
-    check_number(loss, f"loss[{name!r}]", factor, 0)
+    check_number(None, f"the factor of loss[{name!r}]", factor, 0)
     return Term(name, loss, float(factor))
 
 

@@ -133,6 +133,8 @@ class Trainer:
             raise GraphError(f"optimizer={optimizer!r:.80}; valid is one of minidnn.optim")
         check_integer(self, "accumulate", accumulate, 1)
         check_integer(self, "seed", seed, 0)
+        if seed >= 2**63:
+            raise GraphError(f"Trainer: seed={seed}; valid is an int from 0 to 2**63 - 1")
         check_integer(self, "steps_per_launch", steps_per_launch, 1)
         if steps_per_launch > 1 and (accumulate > 1 or distributed):
             raise GraphError(

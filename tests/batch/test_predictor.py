@@ -184,6 +184,14 @@ def test_what_does_not_fit_is_named() -> None:
         Predictor(network(), 224)  # type: ignore[arg-type]
     with pytest.raises(GraphError, match="labels has 2 names; valid are 5, one for each output"):
         list(made(labels=["a", "b"]).predict(["a.png"]))
+    with pytest.raises(GraphError, match=r"labels=\['a'\] with top=None; valid is top, or no lab"):
+        made(labels=["a"], top=None)
+    compiled = md.compile(network(), (4, 3, SIZE, SIZE), device="reference")
+    for name, wanted, own in (("device", "cpu", "reference"), ("precision", "float64", "float32")):
+        text = f"{name}='{wanted}' with an executable of {name} '{own}'; valid is the same, or None"
+        options: Any = {"device": "reference", name: wanted}
+        with pytest.raises(GraphError, match=text):
+            list(made(network=compiled, **options).predict(["a.png"]))
     other = Preparation(32, 32)
     fixed = partial(opened)
     with pytest.raises(GraphError, match=r"has inputs \[\(4, 3, 16, 16\)\] and outputs \[\(4, 5\)"):

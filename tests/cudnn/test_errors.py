@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from minidnn import cudnn
+from minidnn.cudnn.compat import batch_norm
 from minidnn.cudnn.enums import MathType, Status
 from minidnn.cudnn.errors import CuDNNError, check, status_name
 from minidnn.cudnn.tensor import TensorDescriptor
@@ -78,3 +80,30 @@ def test_a_transform_that_fails_tells_what_its_descriptors_hold(fake: SimpleName
     fake.dll.status["cudnnTransformTensorEx"] = 3000
     with pytest.raises(CuDNNError, match=r"cudnnTransformTensorEx: the fake says no\n  x: Tensor"):
         transform_ex(TensorTransformDescriptor(), array, tensor, array, tensor)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batch_normalization_forward_training",
+        "batch_normalization_forward_training_ex",
+        "batch_normalization_backward",
+    ],
+)
+def test_a_warning_of_overflow_names_the_line_of_the_call(
+    fake: SimpleNamespace, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflowed(function: str, *arguments: Any, **context: Any) -> None:
+        if function == "cudnnQueryRuntimeError":
+            arguments[0]._obj.value = 1
+
+    monkeypatch.setattr(batch_norm, "call", overflowed)
+    x, numbers = fake.cupy.empty((2, 3, 4, 4)), [fake.cupy.empty(3) for _ in range(4)]
+    last = (1e-5, True, batch_norm.PERSISTENT, True)
+    call: Any = getattr(batch_norm, name)
+    with pytest.warns(RuntimeWarning, match="A numerical overflow might have happened") as caught:
+        if name == "batch_normalization_backward":
+            call(x, numbers[0], x, *numbers[1:3], *last)
+        else:
+            call(x, *numbers, None, None, 1e-5, 0.9, *last[1:])
+    assert [warning.filename for warning in caught] == [__file__]

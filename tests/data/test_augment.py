@@ -18,6 +18,7 @@ from minidnn.data import (
     Normalize,
     RandomCrop,
     ResizedCrop,
+    VerticalFlip,
 )
 
 N, ROWS, COLUMNS = 6, 23, 30
@@ -208,6 +209,28 @@ def test_a_sample_becomes_the_same_in_any_batch(step: Any, x: np.ndarray) -> Non
         alone = step(x[i : i + 1].copy(), Draws(3, 1, np.array([i])))
         np.testing.assert_array_equal(alone[0], whole[i])
     assert whole.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Flip(50), "Flip: probability=50; valid is a number from 0 to 1"),
+        (lambda: VerticalFlip(-1), "VerticalFlip: probability=-1; valid is a number from 0"),
+        (lambda: RandomCrop(0), "RandomCrop: size=0; valid is a number of at least 1"),
+        (lambda: RandomCrop(4, -1), "RandomCrop: padding=-1; valid is a number of at least 0"),
+        (lambda: Affine(scale=2), "Affine: scale=2; valid is a number from 0 to 1"),
+        (lambda: ResizedCrop(8, (1, 0.5)), "scale=(1, 0.5); valid are two numbers above 0, in or"),
+        (lambda: ResizedCrop(8, ratio=(0, 1)), "ratio=(0, 1); valid are two numbers above 0"),
+        (lambda: ColorJitter(hue=0.7), "ColorJitter: hue=0.7; valid is a number from 0 to 0.5"),
+        (lambda: ColorJitter(-0.1), "ColorJitter: brightness=-0.1; valid is a number of at least"),
+        (lambda: Cutout(-1), "Cutout: size=-1; valid is a number of at least 0"),
+        (lambda: Cutout(2, probability="x"), "Cutout: probability='x'; valid is a number from 0"),  # type: ignore[arg-type]
+        (lambda: Normalize(std=(1, 0, 1)), "Normalize: std=(1, 0, 1); valid are numbers above 0"),
+    ],
+)
+def test_an_argument_without_a_meaning_is_refused(make: Any, text: str) -> None:
+    with pytest.raises(DataError, match=re.escape(text)):
+        make()
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,13 @@ def test_a_step_must_be_a_function() -> None:
         Arrays(np.zeros(1), np.zeros(1), [3])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("classes", ["abc", -1])
+def test_classes_are_a_number_or_names(classes: Any) -> None:
+    with pytest.raises(DataError, match=f"classes={classes!r}; valid is a number of at least 0, o"):
+        Arrays(np.zeros((2, 3)), np.arange(2), classes=classes)
+    assert Arrays(np.zeros((2, 3)), np.arange(2), classes=np.int64(2)).classes == ("0", "1")
+
+
 def test_a_step_that_fails_is_named() -> None:
     def broken(x: np.ndarray, draws: Any) -> np.ndarray:
         raise ZeroDivisionError("oh")

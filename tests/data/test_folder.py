@@ -167,13 +167,14 @@ def test_a_picture_that_is_gone(root: Path) -> None:
     [
         ({"corrupt": "ignore"}, "corrupt='ignore'; valid are 'raise' and 'skip'"),
         ({"augment": [ResizedCrop(9)]}, "size=8 and ResizedCrop(size=9"),
-        ({"resize": 7}, "crop=8 is larger than resize=7"),
+        ({"resize": 7}, "resize=7; valid is an int of at least size=8, or None"),
+        ({"size": 0}, "size=0; valid is an int of at least 1"),
         ({"channels": 4}, "channels=4; valid are 3"),
     ],
 )
 def test_arguments_that_do_not_fit(root: Path, arguments: dict[str, Any], text: str) -> None:
     with pytest.raises((DataError, PictureError), match=re.escape(text)):
-        Folder(root, 8, **arguments)
+        Folder(root, **{"size": 8, **arguments})
 
 
 def test_without_pillow(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from minidnn.data import (
     RandomCrop,
     ResizedCrop,
     Samples,
+    WeightedSampler,
 )
 
 STEPS: list[Any] = [
@@ -147,6 +148,16 @@ def test_states_of_other_loaders_are_refused(change: dict[str, Any], text: str) 
         one.restore({})
 
 
+@pytest.mark.parametrize("option", [{"cutmix": 0.5}, {"sampler": WeightedSampler(np.ones(len(X)))}])
+def test_states_of_loaders_with_another_option_are_refused(option: dict[str, Any]) -> None:
+    plain, other = Loader(Arrays(X, Y), 5), Loader(Arrays(X, Y), 5, **option)
+    (name,) = option
+    for one, state in ((plain, other.state()), (other, plain.state())):
+        with pytest.raises(DataError, match=f"the state has {name}=.*, and the loader has "):
+            one.restore(state)
+    assert name not in plain.state()
+
+
 def test_mixup_is_that_of_its_paper() -> None:
     """One share a batch, its own neighbours as partners."""
     plain, mixed = (Loader(Arrays(X, Y), 5, mixup=mixup) for mixup in (0.0, 0.7))
@@ -223,11 +234,14 @@ def test_workers_serve_one_loop_after_another() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"batch": 0}, "batch=0; valid are numbers from 1"),
-        ({"batch": 5, "workers": -1}, "workers=-1; valid are numbers from 0"),
-        ({"batch": 5, "workers": 1, "ahead": 0}, "ahead=0; valid are numbers from 1"),
-        ({"batch": 5, "seed": -1}, "seed=-1; valid are numbers from 0"),
-        ({"batch": 5, "seed": 2**64}, "valid are numbers from 0 to 2**64 - 1"),
+        ({"batch": 0}, "batch=0; valid are ints from 1"),
+        ({"batch": 5, "workers": -1}, "workers=-1; valid are ints from 0"),
+        ({"batch": 5, "workers": 1, "ahead": 0}, "ahead=0; valid are ints from 1"),
+        ({"batch": 5, "seed": -1}, "seed=-1; valid are ints from 0"),
+        ({"batch": 5, "seed": 2**64}, "valid are ints from 0 to 2**64 - 1"),
+        ({"batch": 2.5}, "batch=2.5; valid are ints from 1"),
+        ({"batch": 5, "cutmix": "a"}, "cutmix='a'; valid are numbers from 0"),
+        ({"batch": 5, "processes": True}, "processes=True with workers=0; valid is workers of"),
         ({"batch": 5, "mixup": -1}, "mixup=-1; valid are numbers from 0"),
         ({"batch": 24, "drop_last": True}, "batch=24 is more than the 23 samples, and drop_last"),
     ],

@@ -192,6 +192,10 @@ def test_boxes_that_are_cut_are_dropped() -> None:
     ("make", "message"),
     [
         (lambda: Masks(np.zeros((2, 1, 8, 8)), np.zeros((2, 8, 9), int)), "valid are .N, C, H, W"),
+        (
+            lambda: Masks(np.zeros((2, 1, 8, 8)), np.zeros((2, 8, 8), int), fill=2.5),  # type: ignore[arg-type]
+            "fill=2.5; valid is an int",
+        ),
         (lambda: Masks(np.zeros((2, 1, 8, 8)), np.zeros((2, 8, 8))), "y float64 .*integers"),
         (
             lambda: Boxes(np.zeros((1, 1, 8, 8)), [np.array([[5, 0, 3, 4, 1]])]),

@@ -183,7 +183,7 @@ def test_a_sample_becomes_the_same_in_any_batch(step: Any, x: np.ndarray) -> Non
         (lambda: Rotation(-3), "degrees=-3; valid is a number of at least 0, or two in order"),
         (lambda: Rotation(3, "cubic"), "interpolation='cubic'; valid are 'nearest' and"),  # type: ignore[arg-type]
         (lambda: RandomErasing(2.0), "RandomErasing: p=2.0; valid is a number from 0 to 1"),
-        (lambda: RandomErasing(scale=(0.5, 0.2)), "valid are pairs in order"),
+        (lambda: RandomErasing(scale=(0.5, 0.2)), "valid are two numbers from 0 to 1, in order"),
         (lambda: RandomErasing(value="noise"), "value='noise'; valid are a number"),  # type: ignore[arg-type]
         (lambda: RandAugment(magnitude=31), "magnitude=31; valid is less than num_magnitude_bin"),
         (lambda: TrivialAugment(1), "num_magnitude_bins=1; valid is an int of at least 2"),

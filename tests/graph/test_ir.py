@@ -14,7 +14,7 @@ import pytest
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.checker import check
-from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value, fresh
 from minidnn.graph.types import TensorType
 
 TYPE = TensorType((2, 3, 4, 5))
@@ -39,6 +39,8 @@ def test_readers_values_and_positions() -> None:
     assert graph.readers[n["d"].output] == ()
     assert graph.only_reader(n["b"].output) is n["d"]
     assert graph.only_reader(n["a"].output) is None
+    assert all(graph.is_read(node.output) for node in n.values()), "the last one is the result"
+    assert not Graph([x], [n["a"].output], list(n.values())).is_read(n["d"].output)
     assert graph.position[n["c"]] == 2
     assert graph.node("c") is n["c"]
     text = "^graph 'diamond' has no node 'b2'; valid are its 4 nodes' names, such as 'b', "
@@ -147,6 +149,8 @@ def test_fresh_names() -> None:
         "new.1",
         "a.1.1",
     ]
+    used = {"a"}
+    assert [fresh("a", used, "_") for _ in range(2)] == ["a_1", "a_2"] and "a_2" in used
 
 
 def test_types_must_agree() -> None:

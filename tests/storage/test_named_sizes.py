@@ -58,6 +58,7 @@ def test_what_is_saved_for_a_range_compiles_for_it(kind: str, tmp_path: Path) ->
     saved, shape = net, (BATCH, 3, 4, 4)
     path = tmp_path / "any.safetensors"
     md.save_graph(saved, path, shape)
+    assert "Sequential: input: float32(batch, 3, 4, 4); " in repr(md.load_graph(path))
     first = path.read_bytes()
     if kind == "graph":
         md.save_graph(md.load_graph(path), path)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from minidnn.frontends.torch.aten.call import known
+from minidnn.frontends.torch.aten.call import known, operator_named
 from tests.devices import unavailable
 from tests.torch.one_call import OneCall
 from tests.torch.special_calls import calls
@@ -178,3 +178,8 @@ def test_operation_on_the_cpu(name: str) -> None:
     for call in list(calls(name, torch.float32))[: None if name not in FEW else 3]:
         problems += check(call, "cpu", "float32")
     assert not problems, "\n".join(problems)
+
+
+def test_an_operation_is_found_by_its_name() -> None:
+    assert all(operator_named(name) is entry for name, entry in known().items())
+    assert list(known()) == sorted(known()) and operator_named("none.such") is None

@@ -95,6 +95,11 @@ def trainer(network: L.Layer | None = None, **options: Any) -> md.Trainer:
             lambda: trainer().evaluate(no_batches("nothing")),
             "evaluate: batches=None is a NoneType; valid is an",
         ),
+        (lambda: trainer(seed=2**63), "Trainer: seed=9223372036854775808; valid is an int from 0"),
+        (
+            lambda: trainer(loss=[(md.losses.CrossEntropy(), -1.0)]),
+            "^the factor of loss.'0'.=-1.0; valid is a number of at least 0",
+        ),
         (lambda: trainer().fit([(X, T)], -1), "Trainer: epochs=-1; valid is an int of at least 0"),
         (
             lambda: trainer().step(X.astype(np.int64), T),

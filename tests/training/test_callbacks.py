@@ -76,7 +76,10 @@ pointed.best = "least"  # type: ignore[attr-defined]
 @pytest.mark.parametrize(
     ("name", "function", "best"),
     [
-        *[(n, None, "least") for n in ("loss", "mae", "MSE", "rmse", "aux_loss", "word_error")],
+        *[
+            (n, None, "least")
+            for n in ("loss", "mae", "MSE", "rmse", "nmse", "aux_loss", "word_error")
+        ],
         *[(n, None, "most") for n in ("accuracy", "f1", "F1Score", "top5", "mIoU", "auroc", "mAP")],
         *[(n, None, None) for n in ("own", "rate", "seconds", "accuracy_error", "width")],
         *[("own", pointed, "least"), ("own", md.losses.L1(), "least"), ("own", own, None)],
@@ -112,6 +115,17 @@ def test_training_and_validation_are_not_compared(tmp_path: Path) -> None:
     assert again.progress.epoch == 2  # and not the first, which had 2.0 in training
     with pytest.raises(GraphError, match="this epoch has no 'validation_accuracy', which the best"):
         ours.fit(BATCHES, 4, callbacks=[keep])
+
+
+def test_a_record_that_could_not_be_read_again_is_not_saved(tmp_path: Path) -> None:
+    keep = md.callbacks.Checkpoint(tmp_path / "run")
+    numbers: Any = [np.float32(2.0), np.float64(3.0), True]
+    ours = trainer()
+    with pytest.raises(GraphError, match="the record of epoch 3 has note=True; valid in a check"):
+        ours.fit(BATCHES, 3, callbacks=[Measured("note", numbers), keep])
+    again = trainer()
+    again.restore(tmp_path / "run")
+    assert [record["note"] for record in again.history] == [2.0, 3.0]
 
 
 def test_nothing_but_nan_is_told(tmp_path: Path) -> None:
@@ -311,6 +325,14 @@ def test_handlers_of_a_program_stay(tmp_path: Path) -> None:
         (lambda: md.callbacks.Checkpoint("a", every_steps=-3), "every_steps=-3; valid is an int"),
         (lambda: md.callbacks.Checkpoint("a", every_minutes=-1), "every_minutes=-1; valid is a"),
         (lambda: md.callbacks.Checkpoint("a", signals="KILL"), "signals='KILL'; valid are SIGTERM"),
+        (
+            lambda: md.callbacks.Checkpoint("a", best="most"),
+            "best='most' with keep_best=None; valid",
+        ),
+        (
+            lambda: md.callbacks.Checkpoint("a", 2, keep_best="loss"),
+            "Checkpoint: every=2 with keep_best='loss', which looks at each epoch; valid is one",
+        ),
         (lambda: md.callbacks.EarlyStopping(best="max"), "best='max'; valid are 'least', 'most'"),  # type: ignore[arg-type]
     ],
 )

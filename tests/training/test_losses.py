@@ -15,6 +15,7 @@ from minidnn import layers as L
 from minidnn.errors import GraphError
 from minidnn.graph.types import TensorType
 from minidnn.training import losses
+from minidnn.training.metrics.metric import OfClasses
 from minidnn.training.step import Objective
 
 WEIGHT = [0.5, 2.0, 1.0, 0.0, 3.0]
@@ -122,6 +123,11 @@ OUTPUT = TensorType((2, 3))
     [
         (lambda: losses.CrossEntropy(1.5), "label_smoothing=1.5; valid is a number from 0 to 1"),
         (lambda: losses.CrossEntropy(weight=[-1.0]), r"weight=\[-1.0\]; valid is a number of at"),
+        (
+            lambda: losses.CrossEntropy(weight=[1.0, np.inf]),
+            r"weight=\[1.0, inf\]; valid is a num",
+        ),
+        (lambda: losses.CrossEntropy(weight=["a"]), "weight=.'a'.; valid is a number of at least"),  # type: ignore[list-item]
         (lambda: losses.CrossEntropy(ignore_index=0.5), "ignore_index=0.5; valid is an int"),  # type: ignore[arg-type]
         (lambda: losses.CrossEntropy(0, None, 1, True), "ignore_index=1 with probabilities=True"),
         (lambda: losses.CrossEntropy(weight=[1.0]).target(OUTPUT), "weight has 1 numbers; valid"),
@@ -149,3 +155,41 @@ OUTPUT = TensorType((2, 3))
 def test_bad_arguments(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         make()
+
+
+#: Losses that take any target of the right type, and one that checks those of another loss.
+TAKE_ALL = {"MSE", "L1", "Huber", "SmoothL1", "PoissonNLL", "GaussianNLL", "Weighted", "Loss"}
+TAKE_ALL |= {"Triplet", "TripletMargin", "Contrastive", "SupervisedContrastive", "InfoNCE"}
+
+
+def kinds(module: Any, base: type) -> list[type]:
+    """The public classes of a module that are derived from a base class."""
+    found = [getattr(module, name) for name in dir(module) if not name.startswith("_")]
+    return [each for each in found if isinstance(each, type) and issubclass(each, base)]
+
+
+@pytest.mark.parametrize("kind", kinds(losses, losses.Loss))
+def test_a_wrong_target_is_reported_by_the_loss_itself(kind: Any) -> None:
+    output = TensorType((2, 3, 4))
+    target = np.full((2, 4), -9)
+    if kind.__name__ in TAKE_ALL:
+        assert kind.check is losses.Loss.check
+        return
+    with pytest.raises(GraphError, match=rf"^{kind.__name__}: target\[0, 0\] is -9; valid are "):
+        kind().check(target, output)
+
+
+@pytest.mark.parametrize("kind", kinds(md.metrics, md.metrics.Metric))
+def test_a_wrong_target_is_reported_by_the_metric_itself(kind: Any) -> None:
+    scores = np.eye(3)
+    if kind is md.metrics.Metric:
+        with pytest.raises(GraphError, match=r"^Metric does not define batch\("):
+            kind().of(scores, scores)
+        return
+    # The latter has no probability for one of the classes.
+    for target in (np.full(3, 9), np.full((3, 2), 0.5)):
+        with pytest.raises(GraphError, match=rf"^{kind.__name__}: .*; valid "):
+            kind().of(scores, target)
+    if issubclass(kind, OfClasses):
+        with pytest.raises(GraphError, match=rf"^{kind.__name__}: a target is 9; valid "):
+            kind(task="binary").of(scores[0], np.array([0, 1, 9]))

@@ -182,6 +182,14 @@ def trainer(device: str = "reference", **options: Any) -> md.Trainer:
     return md.Trainer(net, SHAPE, **(given | options), device=device)
 
 
+def test_a_warning_names_the_line_that_called() -> None:
+    of_one_class = [(x, np.zeros_like(t)) for x, t in BATCHES]
+    with pytest.warns(MiniDNNWarning, match="a class that all samples are of") as caught:
+        trainer(metrics=[m.AUROC()]).evaluate(of_one_class)
+        m.AUROC("binary").of(np.array([0.1, 0.7]), np.array([1, 1]))
+    assert {warning.filename for warning in caught} == {__file__}
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["reference", "cpu", GPU])
 def test_a_trainer_measures_whole_sets(device: str) -> None:
@@ -297,6 +305,14 @@ def test_metrics_go_on_within_an_epoch(tmp_path: Any) -> None:
         (
             lambda: m.Accuracy().of(np.eye(3), np.ones(3)),
             r"target is float64 of shape \(3,\); valid",
+        ),
+        (
+            lambda: m.Accuracy(top_k=2).of(np.eye(3), np.ones((3, 2))),
+            r"Accuracy: the target is float64 of shape \(3, 2\); valid .* of the 3 classes",
+        ),
+        (
+            lambda: m.Accuracy(top_k=2).of(np.ones(3), np.ones(3)),
+            r"Accuracy: the output has shape \(3,\); valid",
         ),
         (lambda: m.Accuracy("binary").of(np.ones(3), np.array([0, 1, 2])), "a target is 2; valid"),
         (

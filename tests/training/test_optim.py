@@ -357,6 +357,10 @@ def test_parameters_that_the_loss_does_not_reach_are_named() -> None:
         (lambda: optim.Adam(0.1, decay="biases"), "decay='biases'; valid are 'all' and 'weights'"),  # type: ignore[arg-type]
         (lambda: optim.SGD(0.1, clip_norm=-1.0), "clip_norm=-1.0; valid is"),
         (
+            lambda: optim.SGD(0.1, groups={"a": 3.0}),  # type: ignore[dict-item]
+            r"SGD: groups=\{'a': 3.0\}; valid is a mapping from patterns to mappings with lr",
+        ),
+        (
             lambda: optim.SGD(0.1, groups={"a": {"x": 1.0}}),
             "has 'x'; valid are lr, weight_d",
         ),

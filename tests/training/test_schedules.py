@@ -112,7 +112,7 @@ def test_plateau(mode: str, threshold_mode: Any, seed: int) -> None:
     best: Any = "least" if mode == "min" else "most"
     ours = optim.ReduceOnPlateau("score", 0.4, 2, best=best, **options)
     trainer = SimpleNamespace(
-        optimizer=optim.SGD(0.3), history=[], progress=SimpleNamespace(steps=0)
+        optimizer=optim.SGD(0.3), history=[], progress=SimpleNamespace(steps=0), measures={}
     )
     ours.begin(trainer, 40)
     for epoch, score in enumerate(scores):
@@ -145,12 +145,59 @@ def test_a_trainer_with_a_plateau() -> None:
     assert trainer.optimizer.rate(4) == pytest.approx(lr(4) / 8)
 
 
-def test_a_plateau_of_what_is_not_measured() -> None:
+BATCHES = [(np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32))]
+
+
+def small_trainer(**options: Any) -> md.Trainer:
     net = md.Sequential(L.Linear(3, 2))
-    trainer = md.Trainer(net, (2, 3), md.losses.MSE(), optim.SGD(0.1), device="reference")
-    batches = [(np.zeros((2, 3), np.float32), np.zeros((2, 2), np.float32))]
+    return md.Trainer(net, (2, 3), md.losses.MSE(), optim.SGD(0.1), device="reference", **options)
+
+
+def test_a_plateau_of_what_is_not_measured() -> None:
     with pytest.raises(GraphError, match="ReduceOnPlateau: epochs have no 'my_loss'; did you mean"):
-        trainer.fit(batches, 1, callbacks=[optim.ReduceOnPlateau("my_loss")])
+        small_trainer().fit(BATCHES, 1, callbacks=[optim.ReduceOnPlateau("my_loss")])
+
+
+def test_a_plateau_does_not_compare_training_with_validation() -> None:
+    class Validated(md.callbacks.Callback):
+        def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
+            record["loss"] = 0.0
+            if record["epoch"] > 1:
+                record["validation_loss"] = 1.0
+
+    ours, plateau = small_trainer(), optim.ReduceOnPlateau(factor=0.5, patience=0)
+    ours.fit(BATCHES, 2, callbacks=[Validated(), plateau])
+    assert plateau.scale == 1.0  # the first number of validation begins anew
+    ours.fit(BATCHES, 3, callbacks=[Validated(), plateau])
+    assert plateau.scale == 0.5
+    with pytest.raises(
+        GraphError,
+        match="ReduceOnPlateau: this epoch has no 'validation_loss', which the best so far was",
+    ):
+        ours.fit(BATCHES, 4, callbacks=[plateau])
+
+
+def rising(x: Any, t: Any) -> Any:
+    return x.mean()
+
+
+rising.best = "most"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["accuracy", "wer", "own"])
+def test_a_plateau_knows_which_way_is_better_as_early_stopping_does(name: str) -> None:
+    """By the measure itself or its name."""
+
+    class Measured(md.callbacks.Callback):
+        def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
+            record[name] = float(record["epoch"])
+
+    metrics = {"own": rising, "other": lambda x, t: x.mean()}
+    ours, plateau = small_trainer(metrics=metrics), optim.ReduceOnPlateau(name, 0.5, 0)
+    ours.fit(BATCHES, 3, callbacks=[Measured(), plateau])
+    assert plateau.scale == (0.25 if name == "wer" else 1.0)
+    with pytest.raises(GraphError, match="ReduceOnPlateau: best=None, and 'other' does not say wh"):
+        ours.fit(BATCHES, 4, callbacks=[optim.ReduceOnPlateau("other")])
 
 
 def test_warmup_comes_first() -> None:
@@ -179,7 +226,7 @@ def test_warmup_comes_first() -> None:
         (lambda: optim.InTurn([0.1, 0.2], [3, 4]), "milestones=.3, 4.; valid are 1 ints, one fe"),
         (lambda: optim.InTurn([0.1] * 3, [3, 3]), r"milestones\[1\]=3; valid is an int of at leas"),
         (lambda: optim.ReduceOnPlateau(factor=1), "factor=1; valid is a number below 1"),
-        (lambda: optim.ReduceOnPlateau("accuracy"), "best=None for monitor='accuracy'; valid are"),
+        (lambda: optim.ReduceOnPlateau(best="x"), "best='x'; valid are 'least', 'most' and None"),  # type: ignore[arg-type]
         (lambda: optim.SGD(optim.ReduceOnPlateau()), "lr is a ReduceOnPlateau, which is a callb"),  # type: ignore[arg-type]
         (lambda: optim.SGD(lambda step: -1.0).rate(3), "lr gives -1.0 for step 3; valid is a num"),
         (lambda: optim.SGD(lambda step: "x").rate(3), "lr gives 'x' for step 3"),  # type: ignore[arg-type,return-value]

@@ -16,6 +16,7 @@ from minidnn.cudnn.enums import BatchNormMode, BatchNormOps, ErrQueryMode
 from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.handle import call, query_size
 from minidnn.cudnn.tensor import TensorDescriptor, described
+from minidnn.errors import stack_level
 from minidnn.gpu import cupy
 
 OPS = BatchNormOps.CUDNN_BATCHNORM_OPS_BN
@@ -219,7 +220,7 @@ def _warn_of_overflow() -> None:
             "A numerical overflow might have happened in cuDNN batch normalization "
             f"(status:{found.value})",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=stack_level(),  # the forward functions have one more frame
         )
 
 

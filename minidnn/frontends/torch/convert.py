@@ -20,7 +20,14 @@ from torch.fx import Node
 from minidnn._torch_internals import HigherOrderOperator
 from minidnn.errors import GraphError
 from minidnn.frontends.torch import aten
-from minidnn.frontends.torch.aten.call import AtenCall, Refused, key_of, known, type_of, why_left
+from minidnn.frontends.torch.aten.call import (
+    AtenCall,
+    Refused,
+    key_of,
+    operator_named,
+    type_of,
+    why_left,
+)
 from minidnn.graph import ir
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import Trace, tracing
@@ -220,7 +227,7 @@ class _Values:
         if node.target is operator.getitem:
             self._found[node] = self[node.args[0]][_place(node)]
             return
-        entry = known().get(key_of(node))
+        entry = operator_named(key_of(node))
         if (why := getattr(node.target, "minidnn_left", None)) is not None:
             raise Refused(why)
         if entry is None:

@@ -1,4 +1,4 @@
-"""The base class of callbacks, which of the epochs is the best, and early stopping."""
+"""The base class of callbacks, the number of epochs that they watch, and early stopping."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ __all__ = [
     "Callback",
     "Direction",
     "EarlyStopping",
+    "Monitored",
 ]
 
 
@@ -54,7 +55,7 @@ Direction = Literal["least", "most"] | None
 
 #: Words in names of measures that are better when they are less, and when they are more.
 _LEAST = re.compile(
-    r".*loss|.*errors?|err|losses|.*mae|r?mse|s?mape|r?msle|nll|perplexity|ppl|bpc|hamming|wer|cer"
+    r".*loss|.*errors?|err|losses|.*mae|.*mse|s?mape|r?msle|nll|perplexity|ppl|bpc|hamming|wer|cer"
     r"|fpr|fnr|fid|lpips|brier|ece|distance|divergence|entropy|crossentropy|cost|huber|hinge"
 )
 _MOST = re.compile(
@@ -79,24 +80,24 @@ def direction_of(name: str, function: Any = None) -> Direction:
     return "least" if least else "most"
 
 
-class Best:
-    """The best record so far by one of its numbers.
+class Monitored:
+    """The number of epochs' records that a callback watches, and which way it is better.
 
     Where records have that number of validation, it counts.  Numbers of training and of validation
     are never compared: the first record with one of validation begins anew, and one without it
-    afterwards is refused.  NaN is never the best.
+    afterwards is refused.
     """
 
-    def __init__(self, owner: object, monitor: str, best: Direction, least: float = 0.0) -> None:
+    def __init__(self, owner: object, monitor: str, best: Direction) -> None:
+        self._owner = type(owner).__name__
         if best not in (None, "least", "most"):
             raise GraphError(
-                f"{type(owner).__name__}: best={best!r:.80}; valid are 'least', 'most' and None, "
-                "which is what the measure says itself"
+                f"{self._owner}: best={best!r:.80}; valid are 'least', 'most' and None, which is "
+                "what the measure says itself"
             )
-        self.monitor, self.direction, self._step = monitor, best, least
-        self._owner = type(owner).__name__
+        self.monitor, self.direction = monitor, best
+        #: The name of the last record's number; None before the first record.
         self.name: str | None = None
-        self.number: float | None = None
 
     def settle(self, measures: Mapping[str, Any]) -> None:
         """Determines whether less or more is better; GraphError if nothing tells."""
@@ -104,30 +105,45 @@ class Best:
         direction = self.direction or direction_of(measure, measures.get(measure))
         if direction is None:
             if measure not in measures and (hint := did_you_mean(measure, measures)):
-                raise GraphError(f"epochs have no {self.monitor!r}{hint}")
+                raise GraphError(f"{self._owner}: epochs have no {self.monitor!r}{hint}")
             raise GraphError(
                 f"{self._owner}: best=None, and {self.monitor!r} does not say which way is better; "
                 "valid are 'least' and 'most'"
             )
         self.direction = direction
 
-    def is_better(self, record: Mapping[str, Any]) -> bool:
-        """Whether an epoch is better than all before; if so, it is the best from now on."""
+    def number_of(self, record: Mapping[str, Any]) -> tuple[float, bool]:
+        """The number of an epoch, and whether it is not to be compared with those before."""
         name = f"validation_{self.monitor}"
         if name not in record:
             name = self.monitor
         if name not in record:
             hint = did_you_mean(name, record) or f"; valid are {', '.join(record)}"
-            raise GraphError(f"epochs have no {self.monitor!r}{hint}")
-        if self.name is not None and name != self.name:
-            if name == self.monitor:
-                raise GraphError(
-                    f"{self._owner}: this epoch has no {self.name!r}, which the best so far was "
-                    "found by; valid is fit(..., validate=) as before, or another trainer"
-                )
-            self.number = None
+            raise GraphError(f"{self._owner}: epochs have no {self.monitor!r}{hint}")
+        is_first = name != self.name
+        if is_first and self.name is not None and name == self.monitor:
+            raise GraphError(
+                f"{self._owner}: this epoch has no {self.name!r}, which the best so far was found "
+                "by; valid is fit(..., validate=) as before, or another trainer"
+            )
         self.name = name
-        score = record[name] if self.direction == "most" else -record[name]
+        return float(record[name]), is_first
+
+
+class Best(Monitored):
+    """The best record so far by one of its numbers.  NaN is never the best."""
+
+    def __init__(self, owner: object, monitor: str, best: Direction, least: float = 0.0) -> None:
+        super().__init__(owner, monitor, best)
+        self._step = least
+        self.number: float | None = None
+
+    def is_better(self, record: Mapping[str, Any]) -> bool:
+        """Whether an epoch is better than all before; if so, it is the best from now on."""
+        number, is_first = self.number_of(record)
+        if is_first:
+            self.number = None
+        score = number if self.direction == "most" else -number
         if isnan(score) or (self.number is not None and not score > self.number + self._step):
             return False
         self.number = score

@@ -157,6 +157,15 @@ class Checkpoint(Callback):
                 check_integer(self, name, count, 1)
         if every_minutes is not None:
             check_number(self, "every_minutes", every_minutes, 0)
+        if keep_best is None and best is not None:
+            raise GraphError(
+                f"Checkpoint: best={best!r:.80} with keep_best=None; valid is it with keep_best"
+            )
+        if keep_best is not None and every not in (None, 1):
+            raise GraphError(
+                f"Checkpoint: every={every} with keep_best={keep_best!r:.80}, which looks at each "
+                "epoch; valid is one of them"
+            )
         self.path, self.every, self.keep_best = Path(path), every, keep_best
         self.every_steps, self.every_minutes = every_steps, every_minutes
         self._make = partial(Best, self, keep_best or "loss", best)

@@ -24,6 +24,7 @@ from minidnn.training.losses.common import (
     Function,
     Loss,
     accuracy,
+    check_indices,
     check_range,
     chosen,
     keep_weight,
@@ -241,7 +242,7 @@ class MultiMargin(Loss):
         return TensorType(output.shape[:1], "int64")
 
     def check(self, target: np.ndarray, output: TensorType) -> None:
-        CrossEntropy.check(CrossEntropy(), target, output)
+        check_indices(self, target, output.shape[1])
 
     def __call__(self, output: Any, target: Any, sample_weight: Any = None) -> Any:
         classes = output.shape[1]
@@ -340,7 +341,7 @@ class Tversky(Loss):
 
     def check(self, target: np.ndarray, output: TensorType) -> None:
         if self._by_index(output):
-            CrossEntropy(ignore_index=self.ignore_index).check(target, output)
+            check_indices(self, target, output.shape[1], self.ignore_index)
         else:
             check_range(self, target, 0.0, 1.0)
 

@@ -287,16 +287,7 @@ class CrossEntropy(Loss):
         if self.probabilities:
             check_range(self, target, 0.0, 1.0)
             return
-        is_valid = (target >= 0) & (target < output.shape[1])
-        if self.ignore_index is not None:
-            is_valid |= target == self.ignore_index
-        if not is_valid.all():
-            index = tuple(np.argwhere(~is_valid)[0].tolist())
-            ignored = "" if self.ignore_index is None else f", and {self.ignore_index}"
-            raise GraphError(
-                f"{type(self).__name__}: target{list(index)} is {target[index]}; valid are indices "
-                f"from 0 to {output.shape[1] - 1} of the output's classes{ignored}"
-            )
+        check_indices(self, target, output.shape[1], self.ignore_index)
 
     def form(self, floats: bool, shape: Sequence[int], output: TensorType) -> Loss:
         if floats == self.probabilities or (floats and tuple(shape) != output.shape):
@@ -375,18 +366,35 @@ def keep_weight(owner: Any, weight: Sequence[float] | None) -> None:
     """Checks the weights of classes, and keeps them as a tuple."""
     if weight is None:
         return
-    given = np.asarray(weight, np.float64)
-    if given.ndim != 1 or not (given >= 0).all():
+    given = np.asarray(weight)
+    is_numeric = given.ndim == 1 and given.dtype.kind in "buif"
+    if not is_numeric or not (given >= 0).all() or not np.isfinite(given).all():
         raise GraphError(
             f"{type(owner).__name__}: weight={weight!r:.80}; valid is a number of at least 0 for "
             "each class"
         )
-    object.__setattr__(owner, "weight", tuple(given.tolist()))
+    object.__setattr__(owner, "weight", tuple(given.astype(np.float64).tolist()))
 
 
 def chosen(here: Any, weight: Any) -> Any:
     """The weight where the mask is set, else 0."""
     return scalar.where(here > 0.0, weight, 0.0)
+
+
+def check_indices(
+    owner: Loss, target: np.ndarray, classes: int, ignore_index: int | None = None
+) -> None:
+    """GraphError unless all values of a target are indices of classes, or the ignored one."""
+    is_valid = (target >= 0) & (target < classes)
+    if ignore_index is not None:
+        is_valid |= target == ignore_index
+    if not is_valid.all():
+        index = tuple(np.argwhere(~is_valid)[0].tolist())
+        ignored = "" if ignore_index is None else f", and {ignore_index}"
+        raise GraphError(
+            f"{type(owner).__name__}: target{list(index)} is {target[index]}; valid are indices "
+            f"from 0 to {classes - 1} of the output's classes{ignored}"
+        )
 
 
 def check_range(owner: Loss, target: np.ndarray, low: float, high: float) -> None:

@@ -16,6 +16,8 @@ from minidnn.training.metrics.metric import (
     OfClasses,
     States,
     Task,
+    as_classes,
+    check_classes,
     ratio,
 )
 
@@ -84,9 +86,9 @@ class Accuracy(Averaged):
     def batch(self, output: np.ndarray, target: np.ndarray) -> States:
         if self.top_k == 1:
             return super().batch(output, target)
+        check_classes(self, output.shape)
         classes = output.shape[1]
-        if target.ndim == output.ndim:
-            target = target.argmax(1)
+        target = as_classes(self, target, (len(output), *output.shape[2:]), classes)
         # Ignored targets may be no valid index; they are clipped, and do not count below.
         index = np.clip(target, 0, classes - 1)[:, None].astype(np.int64)
         score = np.take_along_axis(output, index, 1)

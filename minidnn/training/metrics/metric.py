@@ -155,7 +155,7 @@ class OfClasses(Metric):
 
     def confusions(self, found: np.ndarray, target: np.ndarray, classes: int) -> States:
         """The confusion matrix: how often each class, a row, was taken for each, a column."""
-        target = as_classes(self, target, found.shape)
+        target = as_classes(self, target, found.shape, classes)
         keep = counting(self, target)
         check_range(self, target[keep], classes)
         pairs = target[keep].astype(np.int64) * classes + found[keep]
@@ -195,14 +195,15 @@ def check_classes(owner: Metric, shape: Any) -> None:
         )
 
 
-def as_classes(owner: Metric, target: np.ndarray, shape: Any) -> np.ndarray:
+def as_classes(owner: Metric, target: np.ndarray, shape: Any, classes: int) -> np.ndarray:
     """Targets as classes: the most probable ones, if they are probabilities."""
-    if target.ndim == len(shape) + 1:
+    if target.shape == (*shape[:1], classes, *shape[1:]):
         target = target.argmax(1)
     if target.shape != tuple(shape) or target.dtype.kind not in "iub":
         raise GraphError(
             f"{type(owner).__name__}: the target is {target.dtype} of shape {target.shape}; valid "
-            f"are indices of classes of shape {tuple(shape)}, or a probability for each class"
+            f"are indices of classes of shape {tuple(shape)}, or a probability for each of the "
+            f"{classes} classes"
         )
     return target
 

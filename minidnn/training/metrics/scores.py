@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from minidnn.errors import GraphError, MiniDNNWarning
+from minidnn.errors import GraphError, MiniDNNWarning, stack_level
 from minidnn.training.metrics.metric import (
     Metric,
     OfClasses,
@@ -64,7 +64,7 @@ class Ranking(OfClasses):
             return {"scores": scores, "target": target.astype(np.int64), "keep": keep}
         check_classes(self, output.shape)
         classes = output.shape[1]
-        target = as_classes(self, target, (len(output), *output.shape[2:])).reshape(-1)
+        target = as_classes(self, target, (len(output), *output.shape[2:]), classes).reshape(-1)
         scores = np.moveaxis(output, 1, -1).reshape(-1, classes).astype(np.float64)
         keep = counting(self, target)
         check_range(self, target[keep], classes)
@@ -133,7 +133,7 @@ class AUROC(Ranking):
             warnings.warn(
                 "AUROC: a class that all samples are of, or none, counts as 0",
                 MiniDNNWarning,
-                stacklevel=5,
+                stacklevel=stack_level(),
             )
             return 0.0
         _, indices, counts = np.unique(scores, return_inverse=True, return_counts=True)

@@ -144,6 +144,14 @@ class Optimizer:
         for name in ("clip_norm", "clip_value"):
             if getattr(self, name) is not None:
                 check_number(self, name, getattr(self, name), 0)
+        groups: Any = self.groups
+        if not isinstance(groups, Mapping) or not all(
+            isinstance(given, Mapping) for given in groups.values()
+        ):
+            raise GraphError(
+                f"{type(self).__name__}: groups={groups!r:.80}; valid is a mapping from patterns "
+                f"to mappings with {', '.join(_GROUP)}"
+            )
         for pattern, given in self.groups.items():
             for key, number in given.items():
                 if key not in _GROUP:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from math import inf, isnan
 from typing import Any, Literal
 
-from minidnn.errors import GraphError, did_you_mean
+from minidnn.errors import GraphError
 from minidnn.training.arguments import check_integer, check_number
-from minidnn.training.callbacks import Callback
+from minidnn.training.callbacks.callback import Callback, Direction, Monitored
 from minidnn.training.optim.optimizer import Optimizer
 
 __all__ = ["ReduceOnPlateau"]
-
-#: Endings of the names of measures that are best when they are least.
-_LEAST = ("loss", "error", "mae", "mse")
 
 
 class ReduceOnPlateau(Callback):
@@ -30,7 +28,7 @@ class ReduceOnPlateau(Callback):
             where there is one.
         factor: what the rate is multiplied by, less than 1.
         patience: the number of epochs in a row that may be no better.
-        best: "least" or "most"; None is "least" for losses and errors, and asks for others.
+        best: "least" or "most"; None is what the measure says, as in :class:`EarlyStopping`.
         threshold: by how much an epoch must be better to count as such.
         threshold_mode: "rel", a part of the best so far, or "abs", a number.
         cooldown: the number of epochs that are not counted after the rate fell.
@@ -38,7 +36,8 @@ class ReduceOnPlateau(Callback):
         eps: a rate that would fall by no more than that stays.
 
     Raises:
-        GraphError: an argument is not valid, or records have no such name.
+        GraphError: an argument is not valid, or, in ``fit``, records have no such name, nothing
+            says which way is better, or an epoch lacks the validation that epochs before it had.
 
     >>> plateau = md.optim.ReduceOnPlateau("loss", factor=0.5, patience=3)
     >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1))
@@ -51,7 +50,7 @@ class ReduceOnPlateau(Callback):
         factor: float = 0.1,
         patience: int = 10,
         *,
-        best: Literal["least", "most"] | None = None,
+        best: Direction = None,
         threshold: float = 1e-4,
         threshold_mode: Literal["rel", "abs"] = "rel",
         cooldown: int = 0,
@@ -69,14 +68,8 @@ class ReduceOnPlateau(Callback):
             raise GraphError(
                 f"ReduceOnPlateau: threshold_mode={threshold_mode!r:.80}; valid are 'rel' and 'abs'"
             )
-        if best is None and monitor.endswith(_LEAST):
-            best = "least"
-        if best not in ("least", "most"):
-            raise GraphError(
-                f"ReduceOnPlateau: best={best!r:.80} for monitor={monitor!r:.80}; valid are "
-                "'least' and 'most', and None for losses and errors"
-            )
-        self.monitor, self.factor, self.patience, self.best = monitor, factor, patience, best
+        self.monitor, self.factor, self.patience = monitor, factor, patience
+        self._make = partial(Monitored, self, monitor, best)
         self.threshold, self.threshold_mode = threshold, threshold_mode
         self.cooldown, self.min_lr, self.eps = cooldown, min_lr, eps
         self._restart()
@@ -84,11 +77,13 @@ class ReduceOnPlateau(Callback):
     def _restart(self) -> None:
         #: The factor that rates are multiplied by now.
         self.scale = 1.0
+        self._monitored = self._make()
         self._found: float | None = None
         self._bad = self._cooling = 0
 
     def begin(self, trainer: Any, epochs: int) -> None:
         self._restart()
+        self._monitored.settle(trainer.measures)
         trainer.optimizer = _with_rates(trainer.optimizer, self)
         base = _base(trainer.optimizer)
         for record in trainer.history:
@@ -103,12 +98,9 @@ class ReduceOnPlateau(Callback):
 
     def _see(self, record: Mapping[str, Any], rate: float) -> None:
         """Takes in the record of an epoch whose rate, without the plateau, was ``rate``."""
-        name = f"validation_{self.monitor}"
-        name = name if name in record else self.monitor
-        if name not in record:
-            hint = did_you_mean(name, record) or f"; valid are {', '.join(record)}"
-            raise GraphError(f"ReduceOnPlateau: epochs have no {self.monitor!r}{hint}")
-        found = float(record[name])
+        found, is_first = self._monitored.number_of(record)
+        if is_first:
+            self._found = None
         if self._is_better(found):
             self._found, self._bad = found, 0
         else:
@@ -126,7 +118,7 @@ class ReduceOnPlateau(Callback):
         """Whether a number is better than the best so far, by the threshold."""
         if isnan(found):
             return False
-        sign = 1.0 if self.best == "most" else -1.0
+        sign = 1.0 if self._monitored.direction == "most" else -1.0
         if self._found is None:
             return sign * found > -inf
         limit = self._found + sign * self.threshold

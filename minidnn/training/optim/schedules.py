@@ -256,7 +256,7 @@ class OneCycle(RateSchedule):
 
     Args:
         lr: the largest rate.
-        steps: in all.
+        steps: after the warm-up.
         rise: the part of the steps that rising takes.
         start: the largest rate divided by the first.
         last: the first rate divided by the last.

@@ -127,9 +127,14 @@ def predict_seconds(scheme: Scheme, speed: Speed) -> float:
     Values that fit the last-level cache are assumed to be there; weights are not, since a
     network's weights are read once a run.
     """
-    clock = speed.flops / speed.threads / (4 * scheme.lanes)
-    compute = block_cycles(scheme, speed.threads) / clock
-    return overlapped(compute, memory_bytes(scheme, speed.cache) / speed.bandwidth)
+    cycles = block_cycles(scheme, speed.threads)
+    return seconds_of_work(cycles, memory_bytes(scheme, speed.cache), scheme.lanes, speed)
+
+
+def seconds_of_work(cycles: float, moved: int, lanes: int, speed: Speed) -> float:
+    """Predicted seconds of cycles of each thread beside bytes that go to and from memory."""
+    clock = speed.flops / speed.threads / (4 * lanes)
+    return overlapped(cycles / clock, moved / speed.bandwidth)
 
 
 def overlapped(compute: float, memory: float) -> float:

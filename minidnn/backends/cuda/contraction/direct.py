@@ -26,6 +26,7 @@ from .split_k import (
     RESULT,
     Divisions,
     filled,
+    filter_blocks,
     layout_names,
     layout_numbers,
     part_bytes,
@@ -205,7 +206,7 @@ def _products(problem: ContractionProblem) -> int:
 
 def _grid(problem: ContractionProblem, shape: DirectShape) -> tuple[int, int]:
     """Blocks along pixels, and along filters."""
-    return -(-pixels_of(problem) // shape.pixels), -(-problem.w.shape[0] // shape.filters)
+    return -(-pixels_of(problem) // shape.pixels), filter_blocks(problem, shape.filters)
 
 
 def _product(problem: ContractionProblem, shape: DirectShape, parts: int) -> Launch:

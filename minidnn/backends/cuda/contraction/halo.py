@@ -33,6 +33,7 @@ from .epilogue_reduction_text import (
 )
 from .kernel import ContractionKernel
 from .problem import Addresses, ContractionProblem
+from .split_k import filter_blocks
 from .text import (
     ARCH,
     epilogue_of,
@@ -141,7 +142,9 @@ class HaloKernel(ContractionKernel):
         fits.  Where a multiprocessor has room for one such block: all shapes with as many filters,
         by two groups and by three, then a shape of which a multiprocessor has two blocks."""
         fitting = [halo for halo in HALOS if _fits(problem, halo, machine)]
-        fitting.sort(key=lambda halo: (_rounds(problem, halo), halo.filters, halo.groups))
+        fitting.sort(
+            key=lambda halo: (filter_blocks(problem, halo.filters), halo.filters, halo.groups)
+        )
         chosen = fitting[:1]
         if chosen and _side_by_side(problem, chosen[0], machine) == 1:
             chosen = [halo for halo in fitting if halo.filters == chosen[0].filters]
@@ -188,7 +191,7 @@ class HaloKernel(ContractionKernel):
         }
         _, _, across = _split(problem, halo, machine)
         source = source_of("halo.cu", parts, specific=True)
-        grid = (across, _rounds(problem, halo), 1)
+        grid = (across, filter_blocks(problem, halo.filters), 1)
         first = Launch(source, grid, (halo.threads, 1, 1), _shared(problem, halo, slabs))
         return (
             [first]
@@ -315,7 +318,7 @@ def _sums(problem: ContractionProblem) -> int:
 def _fits(problem: ContractionProblem, halo: Halo, machine: Machine) -> bool:
     """Whether registers and shared memory suffice, and few blocks read the same pixels."""
     least, _ = _slabs(problem, halo.groups)
-    few_rounds = _rounds(problem, halo) <= _MOST_ROUNDS
+    few_rounds = filter_blocks(problem, halo.filters) <= _MOST_ROUNDS
     return (
         few_rounds
         and halo.adds(_sums(problem))
@@ -339,16 +342,11 @@ def _side_by_side(problem: ContractionProblem, halo: Halo, machine: Machine) -> 
     return 2 if fits and _sums(problem) + vectors <= _MOST_OF_TWO else 1
 
 
-def _rounds(problem: ContractionProblem, halo: Halo) -> int:
-    """How many blocks along N make all filters."""
-    return -(-problem.w.shape[0] // halo.filters)
-
-
 def _split(problem: ContractionProblem, halo: Halo, machine: Machine) -> tuple[int, int, int]:
     """Tiles of the line, tiles of a block, blocks along the line."""
     line, lines = pitches(problem)
     tiles = -(-problem.batch * line * lines // TILE)
-    rounds = _rounds(problem, halo)
+    rounds = filter_blocks(problem, halo.filters)
     blocks = max(1, machine.multiprocessors * _side_by_side(problem, halo, machine) // rounds)
     block_tiles = -(-tiles // blocks)
     return tiles, block_tiles, -(-tiles // block_tiles)

@@ -38,7 +38,7 @@ from ..machine import Machine
 from ..prelude import TYPES
 from .kernel import ContractionKernel
 from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
-from .split_k import filter_part_bytes, print_filter_total, total_arguments
+from .split_k import filter_blocks, filter_part_bytes, print_filter_total, total_arguments
 from .text import source_of
 
 WARPS = 8
@@ -260,7 +260,7 @@ class SmallChannelsGradientKernel(ContractionKernel):
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """As many parts as the machine runs blocks at once."""
         shape = _shape(problem, machine)
-        groups = -(-problem.w.shape[0] // shape.filters)
+        groups = filter_blocks(problem, shape.filters)
         wave = max(1, machine.multiprocessors * shape.blocks(machine) // groups)
         return [min(_steps(problem, shape), wave)]
 
@@ -270,7 +270,7 @@ class SmallChannelsGradientKernel(ContractionKernel):
         """The kernel of the partial sums, which takes image, gradient and partial sums, then the
         numbers of :meth:`numbers`; and the one that adds them up and rounds to half precision."""
         shape = _shape(problem, machine)
-        groups = -(-problem.w.shape[0] // shape.filters)
+        groups = filter_blocks(problem, shape.filters)
         first = source_of("small_channels_gradient.cu", _text(problem, shape, machine))
         parts = Launch(first, (choice, groups, 1), (32 * WARPS, 1, 1), shape.shared_bytes)
         return [parts, print_filter_total(problem)]

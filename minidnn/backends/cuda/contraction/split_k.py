@@ -74,6 +74,11 @@ def pixels_of(problem: ContractionProblem) -> int:
     return problem.batch * problem.y.rows * problem.y.columns
 
 
+def filter_blocks(problem: ContractionProblem, filters: int) -> int:
+    """How many blocks of so many filters along N make all filters."""
+    return -(-problem.w.shape[0] // filters)
+
+
 def _width(problem: ContractionProblem) -> int:
     """Elements of a filter in a part: its pixels, rounded up to chunks of four."""
     return -(-pixels_of(problem) // 4) * 4

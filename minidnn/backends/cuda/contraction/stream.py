@@ -27,7 +27,7 @@ from .epilogue_reduction_text import (
 )
 from .kernel import UNFUSED, ContractionKernel
 from .problem import Addresses, ContractionProblem
-from .split_k import pixels_of
+from .split_k import filter_blocks, pixels_of
 from .stream_producer import producer_text, tensors_of
 from .text import (
     ARCH,
@@ -229,7 +229,7 @@ class StreamKernel(ContractionKernel):
         assert slabs, f"{problem.describe()} does not fit a stream {stream}"
         slab = _slab_bytes(problem, stream) + _barrier_bytes(problem)
         shared = _fixed(problem, stream) + slabs * slab
-        groups = _rounds(problem, stream)
+        groups = filter_blocks(problem, stream.filters)
         blocks = _blocks(problem, stream, machine)
         # One warp group loads, and one may compute the producer.
         threads = 128 * (stream.groups + (1 if problem.producer is None else 2))
@@ -286,18 +286,13 @@ def _work(problem: ContractionProblem, stream: Stream) -> int:
     """The work for a pixel, in results that are computed, with those of filters that do not exist.
     Each round reads the pixel again: 128 to 512 channels on 28 x 28, with a residual, take 68 us at
     batch 128 in rounds of 128 filters and 74 in those of 192 (one H200)."""
-    return _rounds(problem, stream) * (stream.filters + _READ_AGAIN)
-
-
-def _rounds(problem: ContractionProblem, stream: Stream) -> int:
-    """How many blocks along N make all filters."""
-    return -(-problem.w.shape[0] // stream.filters)
+    return filter_blocks(problem, stream.filters) * (stream.filters + _READ_AGAIN)
 
 
 def _blocks(problem: ContractionProblem, stream: Stream, machine: Machine) -> int:
     """How many blocks along M share the pixels."""
     tiles = -(-pixels_of(problem) // stream.pixels)
-    return min(tiles, max(1, machine.multiprocessors // _rounds(problem, stream)))
+    return min(tiles, max(1, machine.multiprocessors // filter_blocks(problem, stream.filters)))
 
 
 def _has_room(problem: ContractionProblem, stream: Stream) -> bool:

@@ -8,7 +8,7 @@ from math import prod
 
 from ..machine import Machine
 from .problem import ContractionProblem
-from .split_k import Divisions, pixels_of
+from .split_k import Divisions, filter_blocks, pixels_of
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _priced(problem: ContractionProblem, machine: Machine) -> Iterator[tuple[flo
 
 def tiles_of(problem: ContractionProblem, tile: Tile) -> int:
     """How many tiles a result has."""
-    return -(-pixels_of(problem) // tile.pixels) * -(-problem.w.shape[0] // tile.filters)
+    return -(-pixels_of(problem) // tile.pixels) * filter_blocks(problem, tile.filters)
 
 
 def slabs_of(problem: ContractionProblem, tile: Tile) -> int:

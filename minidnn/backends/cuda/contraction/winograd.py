@@ -23,6 +23,7 @@ from .split_k import (
     MOST_DOWN,
     Divisions,
     filled,
+    filter_blocks,
     part_bytes,
     print_total,
     total_numbers,
@@ -205,7 +206,7 @@ def _tiles(problem: ContractionProblem) -> int:
 
 def _padded(problem: ContractionProblem, shape: WinogradShape) -> int:
     """Filters, rounded up to whole blocks."""
-    return -(-problem.w.shape[0] // shape.filters) * shape.filters
+    return filter_blocks(problem, shape.filters) * shape.filters
 
 
 def _filter_launch(problem: ContractionProblem, shape: WinogradShape) -> Launch:

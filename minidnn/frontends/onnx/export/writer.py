@@ -14,7 +14,7 @@ import numpy as np
 
 from minidnn.errors import UnsupportedError
 from minidnn.graph import operators as ops
-from minidnn.graph.ir import Constant, Node, State, Value
+from minidnn.graph.ir import Constant, Node, State, Value, fresh
 from minidnn.graph.operator import Elementwise, Operator
 from minidnn.graph.quantization import (
     DEQUANTIZE,
@@ -62,12 +62,7 @@ class Writer:
 
     def fresh(self, name: str) -> str:
         """Reserves and returns the first free one of ``name``, ``name_1``, ``name_2``, ..."""
-        candidate, count = name, 0
-        while candidate in self._taken:
-            count += 1
-            candidate = f"{name}_{count}"
-        self._taken.add(candidate)
-        return candidate
+        return fresh(name, self._taken, "_")
 
     def name(self, value: Value) -> str:
         """The name of a value; a constant becomes an initializer when it is first asked for."""

@@ -213,8 +213,13 @@ def why_left(name: str) -> str:
     return _LEFT.get(name, "it is not known")
 
 
+def operator_named(name: str) -> AtenOperator | None:
+    """The known operation of a registry's key, such as "conv2d.default"."""
+    return _TAKEN.get(name)
+
+
 def known() -> dict[str, AtenOperator]:
-    """All known operations by name: "conv2d.default"."""
+    """All known operations by name, in the order of names."""
     return dict(sorted(_TAKEN.items()))
 
 

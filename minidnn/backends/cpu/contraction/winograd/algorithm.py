@@ -22,7 +22,7 @@ from ..choose import (
     Algorithm,
     Speed,
     nominal_speed,
-    overlapped,
+    seconds_of_work,
 )
 from ..problem import Problem
 from ..scheme import Tile, split_vectors, step_cycles
@@ -208,9 +208,8 @@ def _spread_cycles(scheme: WinogradScheme, threads: int) -> float:
 
 def seconds_of(scheme: WinogradScheme, speed: Speed) -> float:
     """Predicted seconds, from arithmetic with its cache misses and from memory traffic."""
-    clock = speed.flops / speed.threads / (4 * scheme.lanes)
-    compute = cycles_of(scheme, speed.threads) / clock
-    return overlapped(compute, memory_bytes(scheme, speed.cache) / speed.bandwidth)
+    cycles = cycles_of(scheme, speed.threads)
+    return seconds_of_work(cycles, memory_bytes(scheme, speed.cache), scheme.lanes, speed)
 
 
 def memory_bytes(scheme: WinogradScheme, cache: int) -> int:
