@@ -148,7 +148,19 @@ def _rest(trainer: Any, train: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
         if state is not None:
             restore(state)
         return trainer.feeding.pairs("fit", train)
-    return islice(trainer.feeding.pairs("fit", train), trainer.progress.position, None)
+    return _after(trainer.feeding.pairs("fit", train), trainer.progress.position)
+
+
+def _after(batches: Iterable[tuple[Any, Any]], position: int) -> Iterator[tuple[Any, Any]]:
+    """Yields the batches behind those of a checkpoint; GraphError if there are fewer than these."""
+    rest = iter(batches)
+    passed = sum(1 for _ in islice(rest, position))
+    if passed < position:
+        raise GraphError(
+            f"fit: train has {passed} batches, and the checkpoint was written after {position} of "
+            "its epoch; valid is the loader that was trained on then"
+        )
+    yield from rest
 
 
 @contextmanager

@@ -317,10 +317,22 @@ def objective_of(loss: Any, metrics: Any, targets: Targets | None) -> Objective:
                 )
         metrics = {metric.name: metric for metric in metrics}
     for name, given in (metrics or {}).items():
-        if isinstance(given, Mapping) and isinstance(chosen.get(name), Mapping):
-            given = {**chosen[name], **given}
+        _check_left_out(f"metrics[{name!r}]", given, chosen, name)
+        if isinstance(given, Mapping):
+            suggested = chosen.get(name)
+            own = suggested if isinstance(suggested, Mapping) else {}
+            for inner, metric in given.items():
+                _check_left_out(f"metrics[{name!r}][{inner!r}]", metric, own, inner)
+            given = {**own, **given}
         chosen[str(name)] = given
     return Objective(loss, _without_none(chosen), types)
+
+
+def _check_left_out(what: str, given: Any, suggested: Mapping[str, Any], name: str) -> None:
+    """GraphError if a metric is left out, by None, that no loss suggests."""
+    if given is None and name not in suggested:
+        known = ", ".join(map(repr, suggested)) or "none, as no loss suggests any"
+        raise GraphError(f"{what}=None; metrics that can be left out are {known}")
 
 
 def _without_none(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,6 +143,11 @@ class Trainer:
             )
         if average is not None:
             check_number(self, "average", average, 0, 1)
+            if average == 1:
+                raise GraphError(
+                    f"Trainer: average={average!r}; valid is a number below 1: with 1, averages "
+                    "never change"
+                )
         if loss_scale is not None and not isinstance(loss_scale, LossScale):
             raise GraphError(
                 f"loss_scale={loss_scale!r:.80}; valid is a minidnn.optim.LossScale, or None"

@@ -239,6 +239,25 @@ def test_saves_by_steps_resume_with_the_same_bits(background: bool, tmp_path: Pa
     assert third.progress.epoch == 4
 
 
+def test_a_run_does_not_resume_on_fewer_batches_than_it_was_trained_on(tmp_path: Path) -> None:
+    first, second = trainer(), trainer()
+    keep = md.callbacks.Checkpoint(tmp_path / "run", None, every_steps=2, background=False)
+    with pytest.raises(ZeroDivisionError):
+        first.fit(BATCHES, 1, callbacks=[keep, _Dies(2)])
+    second.restore(tmp_path / "run")
+    with pytest.raises(GraphError, match=r"train has 1 batches, and the checkpoint .* after 2 of"):
+        second.fit(BATCHES[:1], 1)
+
+
+class _Dies(md.callbacks.Callback):
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+
+    def after_step(self, trainer: Any) -> None:
+        if trainer.progress.batches == self.batches:
+            raise ZeroDivisionError
+
+
 def test_saves_by_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10**6, 20))
     fake = SimpleNamespace(monotonic=lambda: float(next(clock)))

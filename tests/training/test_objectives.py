@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import minidnn as md
 from minidnn import layers as L
 from minidnn.errors import GraphError
+from minidnn.training.objective import objective_of
 
 random = np.random.default_rng(0)
 X = random.standard_normal((6, 5)).astype(np.float32)
@@ -278,3 +279,25 @@ def several() -> md.Trainer:
 def test_what_does_not_fit_is_told(use: Callable[[], Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         use()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "text"),
+    [
+        (
+            {"acuracy": None},
+            r"metrics\['acuracy'\]=None; metrics that can be left out are 'accuracy'",
+        ),
+        ({"accuracy": None, "f1": None}, r"metrics\['f1'\]=None"),
+    ],
+)
+def test_only_suggested_metrics_can_be_left_out(metrics: Any, text: str) -> None:
+    with pytest.raises(GraphError, match=text):
+        objective_of(md.losses.CrossEntropy(), metrics, None)
+    assert not objective_of(md.losses.CrossEntropy(), {"accuracy": None}, None).metrics
+
+
+def test_metrics_that_an_output_does_not_suggest_cannot_be_left_out_of_it() -> None:
+    losses = {"main": md.losses.CrossEntropy(), "aux": md.losses.MSE()}
+    with pytest.raises(GraphError, match=r"metrics\['main'\]\['top'\]=None; .* are 'accuracy'$"):
+        objective_of(losses, {"main": {"top": None}}, None)
