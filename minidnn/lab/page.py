@@ -126,7 +126,7 @@ def _reading(study: Mapping[str, Any], ladder: Ladder, measured: int) -> list[st
     ]
     cells = [cell for cell in study["cells"] if cell["shape"] == 0]
     timed = [cell for cell in cells if "predicted_seconds" in cell and "failed" not in cell]
-    best = sorted(best_cells(cells) or fastest_predicted(timed), key=_seconds)
+    best = sorted(best_cells(cells) or best_cells(timed, "predicted_seconds"), key=_seconds)
     if len(best) > 1:
         first, last = best[0], best[-1]
         texts.append(
@@ -177,7 +177,7 @@ def _shape(
     cells: Sequence[Cell], rows: list[dict[str, Any]], machine: Mapping[str, Any], ladder: Ladder
 ) -> Iterator[str]:
     known = [cell for cell in cells if "predicted_seconds" in cell and "failed" not in cell]
-    best = best_cells(cells) or fastest_predicted(known)
+    best = best_cells(cells) or best_cells(known, "predicted_seconds")
     if best:
         see = "What each step reaches with its best block; longer is faster."
         yield figure("The ladder", bars(*ladder_rates(best, rows, machine)), see)
@@ -200,16 +200,6 @@ def _shape(
         drawn = [chart_figure(prediction(measured))]
         drawn += [draw_graph(graph, measured, machine) for graph in GRAPHS]
         yield '<div class="charts">' + "\n".join(drawn) + "</div>"
-
-
-def fastest_predicted(cells: Sequence[Cell]) -> list[Cell]:
-    """The cell of each step with the least predicted time."""
-    best: dict[str, Cell] = {}
-    for cell in cells:
-        other = best.setdefault(cell["step"], cell)
-        if cell["predicted_seconds"] < other["predicted_seconds"]:
-            best[cell["step"]] = cell
-    return list(best.values())
 
 
 def ladder_rates(
@@ -390,7 +380,7 @@ def _pictures(study: Mapping[str, Any], number: int, cells: list[Any]) -> list[t
     known = [cell for cell in cells if "predicted_seconds" in cell and "failed" not in cell]
     libraries = study["libraries"][number] if "libraries" in study else {}
     pictures: list[tuple[str, str]] = []
-    if best := best_cells(cells) or fastest_predicted(known):
+    if best := best_cells(cells) or best_cells(known, "predicted_seconds"):
         rates = ladder_rates(best, libraries.get("algorithms", []), study["machine"])
         pictures.append(("The ladder", bar_picture(*rates)))
     if measured := [cell for cell in cells if "measured_seconds" in cell]:
