@@ -384,9 +384,6 @@ class Direct(Algorithm):
     def weight_bytes(self, scheme: Scheme) -> int:
         return 4 * scheme.groups * scheme.slots * scheme.problem.depth
 
-    def workspace_bytes(self, scheme: Scheme) -> int:
-        return 0
-
     def print(self, parts: Parts, scheme: Scheme, threads: int) -> PrintedContraction:
         if parts.source.dtype in INT8_DTYPES:
             parts = _without_zero(parts)

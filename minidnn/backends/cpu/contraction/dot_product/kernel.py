@@ -368,9 +368,6 @@ class DotProduct(Algorithm):
     def weight_bytes(self, scheme: DotScheme) -> int:
         return scheme.weight_bytes
 
-    def workspace_bytes(self, scheme: DotScheme) -> int:
-        return 0
-
     def print(self, parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
         weight, *bias = parts.node.inputs[1:]
         pointers = (pack_bf16(weight, scheme), packed_outputs(bias, scheme))
