@@ -317,7 +317,7 @@ class Scheme(ResultScheme):
         block_channels = min(source.block, channels)
         span = (self.window[1] - 1) * source.column + block_channels
         tap_span = (problem.kernel[1] - 1) * source.column + block_channels
-        row = min(4 * span, self.pixels[1] * _up(4 * tap_span, LINE_BYTES))
+        row = min(4 * span, self.pixels[1] * round_up(4 * tap_span, LINE_BYTES))
         return self.touched[0] * row * -(-channels // source.block)
 
     @property
@@ -353,9 +353,9 @@ class Scheme(ResultScheme):
         """Strides of the packed block."""
         rows, columns = self.window
         if self.packing == "features":
-            return Strides(self.unit, 1, 0, _up(self.problem.in_channels, self.lanes))
+            return Strides(self.unit, 1, 0, round_up(self.problem.in_channels, self.lanes))
         if self.packing == "pixels":
-            columns = _up(columns, self.lanes)
+            columns = round_up(columns, self.lanes)
             return Strides(self.unit * rows * columns, rows * columns, columns, 1)
         return Strides(rows * columns * self.lanes, 1, columns * self.lanes, self.lanes)
 
@@ -483,7 +483,7 @@ class Scheme(ResultScheme):
         return 4 * (self.packed_floats + self.sums_floats)
 
 
-def _up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
     """The least multiple that is not below ``number``."""
     return -(-number // multiple) * multiple
 

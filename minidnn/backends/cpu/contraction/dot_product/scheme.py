@@ -16,7 +16,7 @@ from minidnn.graph.types import ITEMSIZE
 
 from ...isa import Isa
 from ..problem import Problem
-from ..scheme import ResultScheme, Tile, split_vectors
+from ..scheme import ResultScheme, Tile, round_up, split_vectors
 from .products import BF16_PAIR, LINE, PackedElement, Products
 
 Packing = Literal["blocks", "features", "rows", "unrolled"]
@@ -214,12 +214,12 @@ class DotScheme(ResultScheme):
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed blocks of a task, and of what the last tile reads past their end."""
-        return _up(self.images * self.image_bytes + self.pixels * self.step, 64)
+        return round_up(self.images * self.image_bytes + self.pixels * self.step, 64)
 
     @property
     def image_bytes(self) -> int:
         """Bytes from an image's packed block to the next one's."""
-        return _up(self.block_bytes, 64)
+        return round_up(self.block_bytes, 64)
 
     @property
     def block_bytes(self) -> int:
@@ -454,7 +454,3 @@ def schemes_of(
 def _pixels(count: int) -> int:
     """Pixels of a register tile in vectors, for a block of ``count`` pixels."""
     return min(range(1, _MOST_PIXELS + 1), key=lambda n: (-(-count // n) * (max(n, 5) + 1), -n))
-
-
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
