@@ -202,12 +202,8 @@ class DotKernel:
                     calls.insert(0, f"if (all - q <= 16) {last_tile}({arguments_of_products});")
                 for i, call in enumerate(calls):
                     code.line(f"else {call}" if i or self.exact else call)
-                arguments = [
-                    "numbers",
-                    "sums",
-                    "bias",
-                    *(f"{name}_" for name in self.problem.result_views),
-                ]
+                arguments = ["numbers", "sums", "bias"]
+                arguments += [f"{name}_" for name in self.problem.result_views]
                 arguments += [f"e{i}_" for i in range(len(self.epilogue.vectors))]
                 arguments += ["first", "limit", "q", "end", "width"]
                 code.line(f"@_finish{vectors}({', '.join(arguments)});")
