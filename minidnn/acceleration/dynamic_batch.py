@@ -72,16 +72,10 @@ class DynamicBatchProgram(SizedProgram):
     """
 
     def __init__(
-        self,
-        captured: Captured,
-        batch: DynamicBatch,
-        engine: Engine,
-        name: str,
-        sizes: str,
-        strict: bool = False,
+        self, captured: Captured, batch: DynamicBatch, engine: Engine, name: str, sizes: str
     ) -> None:
         self._batch = batch
-        super().__init__(captured, engine, name, sizes, strict)
+        super().__init__(captured, engine, name, sizes)
 
     def compile(self) -> None:
         """Compiles for one row and for the captured batch; others are compiled as they come."""
@@ -205,14 +199,14 @@ class DynamicBatchPrograms(Programs):
         has_batch: BatchMask,
         arranged: Any,
         make: Callable[[], DynamicBatchProgram],
-        arguments: Sequence[Any] | None = None,
+        arguments: Sequence[Any],
     ) -> tuple[bool, Any]:
         """Whether there is a program for these arguments, and its result."""
         arrangement = (arranged, tuple(has_batch))
         if self._key(leaves, arrangement) in self.refused:
             return False, None
         try:
-            return True, self.run(leaves, arrangement, make, arguments)
+            return True, self.run_by(leaves, arrangement, make, arguments)[1]
         except UnsupportedError as error:
             self._refuse(leaves, arrangement, error)
             return False, None

@@ -345,13 +345,7 @@ class OptimizedModule(ContainerProxy):
             stacklevel=3,
         )
 
-    def _left(
-        self,
-        how: str,
-        args: Any,
-        kwargs: Any,
-        why: str = "where derivatives and transforms are computed",
-    ) -> Any:
+    def _left(self, how: str, args: Any, kwargs: Any) -> Any:
         """Runs the original in PyTorch, and warns once of how the module was called."""
         name = self._settings.name
         if self._settings.strict:
@@ -360,7 +354,10 @@ class OptimizedModule(ContainerProxy):
         if (way := f"called {how}") not in self._warned:
             self._warned[way] = None
             warnings.warn(
-                f"{name} was called {how}: it runs in PyTorch, {why}", MiniDNNWarning, stacklevel=4
+                f"{name} was called {how}: it runs in PyTorch, where derivatives and transforms "
+                "are computed",
+                MiniDNNWarning,
+                stacklevel=4,
             )
         return result
 

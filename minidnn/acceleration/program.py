@@ -98,8 +98,18 @@ class SizedProgram:
         self.compile()
 
     def _divided(self, prices: bool) -> tuple[list[Level], dict[fx.Node, str]]:
-        """The levels of taken and left operations, and the reason for each left one."""
-        return _divide(self.captured, self.engine, prices, self._among)
+        """The levels of taken and left operations, and the reason for each left one.
+
+        A part that gains less than it costs is left, too, where ``prices`` are known and PyTorch
+        runs operations around it (around the whole program, if it is among others)."""
+
+        def drop(part: Part, has_others: bool) -> str | None:
+            if (why := moves_alone(part)) is not None or not prices:
+                return why
+            is_among_others = self._among or has_others
+            return GAINS_LESS if is_among_others and gain(part, _is_contiguous) <= 0 else None
+
+        return divided(self.captured, self.engine, self.engine.why_not, drop)
 
     def _own_writes(self) -> Mapping[fx.Node, fx.Node]:
         """The placeholders that parts write to themselves, and the result written to each."""
@@ -318,28 +328,37 @@ class _Builder:
                 first = first.next
 
 
-def _divide(
-    captured: Captured, engine: Engine, prices: bool, among: bool
+def divided(
+    captured: Captured,
+    engine: Engine,
+    judge: Callable[[ir.Graph], str | None],
+    drop: Callable[[Part, bool], str | None],
+    leave: Callable[[fx.Node], str | None] = lambda node: None,
+    trained: bool = False,
 ) -> tuple[list[Level], dict[fx.Node, str]]:
     """The levels of taken and left operations, and the reason for each left one.
 
-    A part that computes nothing is left.  So is one that gains less than it costs, where ``prices``
-    are known and PyTorch runs operations around it (around the whole program, if ``among``).  Views
-    that only describe the memory of a result are left without a reason.
+    judge: why a graph cannot be run; drop: why a part is left, given whether there is more than it;
+    leave: why an operation is left that could be taken.  Views that only describe the memory of a
+    result are left without a reason.
     """
     operations = captured.operations
     reasons = {node: elsewhere(node, engine.memory) for node in operations}
     left = {node: reason for node, reason in reasons.items() if reason is not None}
     left.update((node, _SHARES) for node in operations if SHARED in node.meta)
-    judge_operations(operations, captured.constants, captured.tensor, engine.why_not, left)
+    judge_operations(operations, captured.constants, captured.tensor, judge, left, trained=trained)
+    for node in operations:
+        if node not in left and (reason := leave(node)) is not None:
+            left[node] = reason
     while True:
         found = levels(captured.module.graph, left, captured.constants)
-        among_others = prices and (among or len(found) > 1)
         dropped: dict[fx.Node, str] = {}
         for level in found:
             if level.taken:
-                part = convert(level.nodes, captured.constants, captured.tensor, "part")
-                why = _not_worth(part, among_others)
+                part = convert(
+                    level.nodes, captured.constants, captured.tensor, "part", trained=trained
+                )
+                why = drop(part, len(found) > 1)
                 dropped.update((node, why) for node in level.nodes if why is not None)
         if not dropped:
             return found, {node: why for node, why in left.items() if SHARED not in node.meta}
@@ -364,15 +383,6 @@ def elsewhere(node: fx.Node, memory: str) -> str | None:
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(tensor, torch.Tensor) and memory_of(tensor) != memory:
                 return f"{each.name} is on {tensor.device}"
-    return None
-
-
-def _not_worth(part: Part, among_others: bool) -> str | None:
-    """Why a part is not taken; None if it is."""
-    if (why := moves_alone(part)) is not None:
-        return why
-    if among_others and gain(part, _is_contiguous) <= 0:
-        return GAINS_LESS
     return None
 
 

@@ -6,7 +6,7 @@ import copy
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,13 +29,12 @@ class Programs:
     thread whose program is cached and has the current weights does not wait for that.
     """
 
-    def __init__(
-        self, name: str, limit: int, kept_for: str = "sizes of arguments", warns: bool = True
-    ) -> None:
+    def __init__(self, name: str, limit: int, kept_for: str = "sizes of arguments") -> None:
         """limit: the number of programs that are kept; kept_for: what keys are, in the plural, for
-        messages; warns: whether to warn, once, when a program is dropped."""
+        messages."""
         self._name = name
-        self._has_warned = not warns
+        #: Whether there was the warning that a program is dropped, which comes once.
+        self._has_warned = False
         #: Hashes of the keys for which programs were ever made.
         self._met: set[int] = set()
         self._limit = limit
@@ -43,11 +42,6 @@ class Programs:
         self._found: OrderedDict[Any, SizedProgram] = OrderedDict()
         self._lock = ForkLock()  # of the cache, held briefly, never while a program is made
         self._last: _Last | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterates over the programs, least recently used first."""
-        with self._lock:
-            return iter(list(self._found.values()))
 
     def items(self) -> list[tuple[Any, Any]]:
         """The keys and programs, least recently used first."""
@@ -60,29 +54,18 @@ class Programs:
             self._found.clear()
         self._last = None
 
-    def run(
-        self,
-        leaves: Sequence[Any],
-        arranged: Any,
-        make: Make,
-        arguments: Sequence[Any] | None = None,
-    ) -> Any:
-        """Runs the program for these leaves (see :meth:`program_for`) and returns its result.
-
-        It runs on ``arguments``, if these are given: leaves and weights.  A GPU computes already
-        while weights are checked; if they have changed, its result is discarded.
-        """
-        return self.run_by(leaves, arranged, make, arguments)[1]
-
     def run_by(
         self,
         leaves: Sequence[Any],
         arranged: Any,
         make: Make,
-        arguments: Sequence[Any] | None = None,
+        arguments: Sequence[Any],
     ) -> tuple[Any, Any]:
-        """Returns the program and its result: see :meth:`run`."""
-        arguments = leaves if arguments is None else arguments
+        """Returns the program for these leaves (see :meth:`program_for`) and its result.
+
+        It runs on ``arguments``: leaves and weights.  A GPU computes already while weights are
+        checked; if they have changed, its result is discarded.
+        """
         program = self._again(leaves, arranged)
         if program is None:
             program = self._kept(self._key(leaves, arranged))

@@ -18,16 +18,16 @@ from torch import fx
 from minidnn.acceleration.double_backward import affects_outputs, in_pytorch
 from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.overlaps import Overlaps
-from minidnn.acceleration.program import SizedProgram, elsewhere, moves_alone
+from minidnn.acceleration.program import SizedProgram, divided, moves_alone
 from minidnn.acceleration.step import DoubleBackward, MixedPrecision, TrainedPart
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.captured import Captured, reader_of
-from minidnn.frontends.torch.convert import Part, convert, judge_operations
+from minidnn.frontends.torch.convert import Part, convert
 from minidnn.frontends.torch.functional import is_tracked
-from minidnn.frontends.torch.memory import SHARED, Memory
+from minidnn.frontends.torch.memory import Memory
 from minidnn.frontends.torch.narrow import was_narrow, widen
-from minidnn.frontends.torch.partition import Level, levels
+from minidnn.frontends.torch.partition import Level
 from minidnn.gradients.reverse import pullback, reached_values
 from minidnn.graph.ir import Graph
 
@@ -165,44 +165,18 @@ class TrainedProgram(SizedProgram):
         return MixedPrecision(self.half, frozenset(inputs), frozenset(outputs))
 
     def _divided(self, prices: bool) -> tuple[list[Level], dict[fx.Node, str]]:
-        return _divide(self.captured, self.engine, self._is_said)
+        judge = partial(_why_not, self.engine)
+        return divided(self.captured, self.engine, judge, _why_dropped, self._why_left, True)
+
+    def _why_left(self, node: fx.Node) -> str | None:
+        """Why an operation is left that could be taken: it is a product in float32, in a program
+        that itself says which values are in half precision."""
+        is_full = not was_narrow(node) and any(word in key_of(node) for word in _PRODUCTS)
+        return _FULL if self._is_said and is_full else None
 
 
-def _divide(
-    captured: Captured, engine: Engine, narrow: bool
-) -> tuple[list[Level], dict[fx.Node, str]]:
-    """The levels of taken and left operations, and the reason for each left one.
-
-    narrow: whether the captured program itself says which values are in half precision; then
-    products that it computes in float32 are left.
-    """
-    operations = captured.operations
-    reasons = {node: elsewhere(node, engine.memory) for node in operations}
-    left = {node: reason for node, reason in reasons.items() if reason is not None}
-    left.update((node, SHARED) for node in operations if SHARED in node.meta)
-    judge = partial(_why_not, engine)
-    judge_operations(operations, captured.constants, captured.tensor, judge, left, trained=True)
-    if narrow:
-        left.update((node, _FULL) for node in operations if node not in left and _is_full(node))
-    while True:
-        found = levels(captured.module.graph, left, captured.constants)
-        dropped: dict[fx.Node, str] = {}
-        for level in found:
-            if level.taken:
-                part = convert(
-                    level.nodes, captured.constants, captured.tensor, "part", trained=True
-                )
-                why = moves_alone(part)
-                dropped.update((node, why) for node in level.nodes if why is not None)
-        if not dropped:
-            told = {node: why for node, why in left.items() if SHARED not in node.meta}
-            return found, told
-        left.update(dropped)
-
-
-def _is_full(node: fx.Node) -> bool:
-    """Whether an operation is a product in float32, in a program with half-precision values."""
-    return not was_narrow(node) and any(word in key_of(node) for word in _PRODUCTS)
+def _why_dropped(part: Part, has_others: bool) -> str | None:
+    return moves_alone(part)
 
 
 def _why_not(engine: Engine, graph: Graph) -> str | None:

@@ -298,7 +298,7 @@ def _align_row(
     aligned_with = [-1] * len(row)  # the position above with which each vertex is aligned so far
     for i, v in enumerate(row):
         if root[v] != v:
-            aligned_with[i] = position[_before(v, above, align)]
+            aligned_with[i] = position[next(u for u in above[v] if align[u] == v)]
     right = [len(position)] * (len(row) + 1)
     for i in range(len(row) - 1, -1, -1):
         right[i] = aligned_with[i] if aligned_with[i] >= 0 else right[i + 1]
@@ -314,10 +314,6 @@ def _align_row(
             if align[u] == u and left < position[u] < right[i + 1] and root[v] == v:
                 align[u], root[v] = v, root[u]
                 left = position[u]
-
-
-def _before(v: int, above: Neighbours, align: list[int]) -> int:
-    return next(u for u in above[v] if align[u] == v)
 
 
 def _compacted(

@@ -30,7 +30,6 @@ from minidnn.graph.svg import (
     clean,
     description,
     frame,
-    inner_nodes,
     moved,
     outline,
     pill,
@@ -39,7 +38,7 @@ from minidnn.graph.svg import (
     tag,
     text,
 )
-from minidnn.graph.totals import totals
+from minidnn.graph.totals import inner_nodes, totals, with_bodies
 
 
 def to_svg(
@@ -215,13 +214,9 @@ def _seconds(seconds: float) -> str:
 def _marked(graph: Graph, highlight: Iterable[Node | str] | None) -> set[Node]:
     """The nodes to highlight, in bodies, too; GraphError for anything that is no node or name."""
     known: dict[Node | str, list[Node]] = {}
-    pending = list(graph.nodes)
-    while pending:
-        node = pending.pop()
+    for node in with_bodies(graph.nodes):
         known.setdefault(node.name, []).append(node)
         known[node] = [node]
-        body = getattr(node.op, "body", None)
-        pending.extend(body.nodes if isinstance(body, Graph) else ())
     if isinstance(highlight, str):
         highlight = [highlight]
     marked: set[Node] = set()
@@ -430,12 +425,5 @@ def _scale(longest: float) -> list[tuple[str, str]]:
 
 
 def _kinds(graph: Graph) -> list[str]:
-    kinds: dict[str, None] = {}
-    pending = list(graph.nodes)
-    while pending:
-        node = pending.pop()
-        inner = inner_nodes(node)
-        pending.extend(inner)
-        if not inner:
-            kinds[node.op.kind] = None
+    kinds = {node.op.kind for node in with_bodies(graph.nodes) if not inner_nodes(node)}
     return sorted(kinds, key=lambda kind: ([*CLASSES, kind].index(kind), kind))

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from minidnn.graph.ir import Graph, Node, Value
+from minidnn.graph.ir import Node, Value
 from minidnn.graph.operator import Contraction, Windowed
+from minidnn.graph.totals import inner_nodes
 from minidnn.graph.types import TensorType
 
 #: Colours of rows by operator class: fill and text in the light theme, then in the dark one.
@@ -196,12 +197,6 @@ def box(node: Node, told: str = "", heat: int | None = None) -> Item:
     drawn.append(text(width / 2, y + 10, shapes, "f c s" if heat is None else "t c s"))
     reads: dict[Value, float | None] = dict.fromkeys(node.tensors)
     return Item(width, height, drawn, reads, dict.fromkeys(node.outputs, 0.0))
-
-
-def inner_nodes(node: Node) -> tuple[Node, ...]:
-    """The nodes of a region's body; none for any other node."""
-    body = getattr(node.op, "body", None)
-    return tuple(body.nodes) if isinstance(body, Graph) else ()
 
 
 def _label(node: Node, inner: Node) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from minidnn.graph.ir import Graph, Node
@@ -18,6 +19,19 @@ class Totals:
     #: Elements of all constants, and their bytes; shared constants count once.
     elements: int
     bytes: int
+
+
+def inner_nodes(node: Node) -> tuple[Node, ...]:
+    """The nodes of a region's body; none for any other node."""
+    body = getattr(node.op, "body", None)
+    return tuple(body.nodes) if isinstance(body, Graph) else ()
+
+
+def with_bodies(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yields each node, a region followed by the nodes of its body."""
+    for node in nodes:
+        yield node
+        yield from with_bodies(inner_nodes(node))
 
 
 def operations(node: Node) -> int:

@@ -81,11 +81,8 @@ def engine_kernels(shape: ConvolutionShape, operands: Operands) -> list[dict[str
 
 def problem_of(shape: ConvolutionShape, precision: str, layout: Layout) -> ContractionProblem:
     """The engine's description of this convolution, without fused operators."""
-    images = (shape.batch, shape.channels, shape.height, shape.width)
-    filters = (shape.filters, shape.channels, shape.window_height, shape.window_width)
-    x, w = (
-        Value(TensorType(sizes, precision), name) for sizes, name in ((images, "x"), (filters, "w"))
-    )
+    x = Value(TensorType(shape.image_shape, precision), "x")
+    w = Value(TensorType(shape.filter_shape, precision), "w")
     edge = (shape.padding, shape.padding)
     op = Conv2d((shape.stride,) * 2, (edge, edge), (shape.dilation,) * 2)
     node = Node(op, [x, w], "conv")
@@ -156,9 +153,8 @@ def _laid_out(
 ) -> Any:
     """The image and the filters in the layout and the dtype of the problem."""
     dtype = problem.x.dtype
-    x = given["x"].astype(dtype).reshape(shape.batch, shape.channels, shape.height, shape.width)
-    window = (shape.window_height, shape.window_width)
-    w = cupy().asnumpy(given["w"]).astype(dtype).reshape(shape.filters, shape.channels, *window)
+    x = given["x"].astype(dtype).reshape(shape.image_shape)
+    w = cupy().asnumpy(given["w"]).astype(dtype).reshape(shape.filter_shape)
     if problem.planar:
         return x, cupy().asarray(w)
     x = cupy().ascontiguousarray(x.transpose(0, 2, 3, 1))
@@ -228,15 +224,13 @@ def _convolutions(
     shape: ConvolutionShape, operands: Operands, algorithms: _Algorithms
 ) -> list[dict[str, Any]]:
     originals, expected = arrays(operands)
-    images = (shape.batch, shape.channels, shape.height, shape.width)
-    filters = (shape.filters, shape.channels, shape.window_height, shape.window_width)
-    result = (shape.batch, shape.filters, shape.out_height, shape.out_width)
+    shapes = (shape.image_shape, shape.filter_shape, shape.result_shape)
     rows = []
     for precision, math in _MATHS.items():
         type = "float16" if precision == "float16" else "float32"
         held = {name: originals[name].astype(type) for name in algorithms.given}
         held[RESULT] = cupy().empty(expected.size, type)
-        sizes = dict(zip(algorithms.places, (images, filters, result), strict=True))
+        sizes = dict(zip(algorithms.places, shapes, strict=True))
         held = {name: array.reshape(sizes[name]) for name, array in held.items()}
         x, w, y = (held[name] for name in algorithms.places)
         for kind in algorithms.kinds:

@@ -354,14 +354,13 @@ def table(study: Mapping[str, Any], ladder: Ladder | None = None) -> list[str]:
     return lines[1:]
 
 
-def best_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """The fastest measured cell of each step."""
+def best_cells(cells: Sequence[Cell], time: str = "measured_seconds") -> list[Cell]:
+    """The cell of each step with the least time, measured or predicted; cells without are left
+    out."""
     best: dict[str, Cell] = {}
     for cell in cells:
-        if "measured_seconds" in cell:
-            other = best.setdefault(cell["step"], cell)
-            if cell["measured_seconds"] < other["measured_seconds"]:
-                best[cell["step"]] = cell
+        if time in cell and cell[time] < best.setdefault(cell["step"], cell)[time]:
+            best[cell["step"]] = cell
     return list(best.values())
 
 

@@ -10,7 +10,7 @@ import shutil
 import statistics
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -115,6 +115,11 @@ def times(
     seconds = [one * 1e-3 for one in sample(Contestant(run, repeat))]
     if not seconds:
         raise WrongResultError("it failed when it was timed")
+    return summarized(seconds)
+
+
+def summarized(seconds: Sequence[float]) -> dict[str, Any]:
+    """The part of a cell that says how long repeated runs took."""
     estimate = median(seconds)
     return {
         "measured_seconds": estimate.value,

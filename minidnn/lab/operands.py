@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import prod, sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,6 +52,18 @@ class ConvolutionShape:
         return (size + 2 * self.padding - (window - 1) * self.dilation - 1) // self.stride + 1
 
     @property
+    def image_shape(self) -> tuple[int, int, int, int]:
+        return self.batch, self.channels, self.height, self.width
+
+    @property
+    def filter_shape(self) -> tuple[int, int, int, int]:
+        return self.filters, self.channels, self.window_height, self.window_width
+
+    @property
+    def result_shape(self) -> tuple[int, int, int, int]:
+        return self.batch, self.filters, self.out_height, self.out_width
+
+    @property
     def taps(self) -> int:
         """Elements of the window: height by width."""
         return self.window_height * self.window_width
@@ -65,10 +77,10 @@ class ConvolutionShape:
     def operands(self) -> dict[str, int]:
         """How many elements each operand has; a step reads or writes some of them."""
         return {
-            "x": self.batch * self.channels * self.height * self.width,
-            "w": self.filters * self.channels * self.taps,
+            "x": prod(self.image_shape),
+            "w": prod(self.filter_shape),
             "bias": self.filters,
-            "y": self.batch * self.filters * self.out_height * self.out_width,
+            "y": prod(self.result_shape),
         }
 
     @property
@@ -90,14 +102,13 @@ class ConvolutionShape:
 
 def convolve(shape: ConvolutionShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
     """Returns the reference result in float64; a bias, if there is one, is followed by a ReLU."""
-    images = (shape.batch, shape.channels, shape.height, shape.width)
     border = (shape.padding, shape.padding)
-    x = np.pad(operands["x"].reshape(images).astype(np.float64), [(0, 0), (0, 0), border, border])
-    window = (shape.window_height, shape.window_width)
-    w = operands["w"].reshape(shape.filters, shape.channels, *window).astype(np.float64)
-    y = np.zeros((shape.batch, shape.filters, shape.out_height, shape.out_width))
-    step, extent = shape.stride, shape.stride * np.array([shape.out_height, shape.out_width])
-    for i, j in np.ndindex(*window):
+    images = operands["x"].reshape(shape.image_shape).astype(np.float64)
+    x = np.pad(images, [(0, 0), (0, 0), border, border])
+    w = operands["w"].reshape(shape.filter_shape).astype(np.float64)
+    y = np.zeros(shape.result_shape)
+    step, extent = shape.stride, shape.stride * np.array(y.shape[2:])
+    for i, j in np.ndindex(*w.shape[2:]):
         top, left = i * shape.dilation, j * shape.dilation
         pixels = x[:, :, top : top + extent[0] : step, left : left + extent[1] : step]
         y += (w[:, :, i, j] @ pixels.reshape(*pixels.shape[:2], -1)).reshape(y.shape)
@@ -107,17 +118,30 @@ def convolve(shape: ConvolutionShape, operands: Mapping[str, np.ndarray]) -> np.
 
 
 @dataclass(frozen=True)
-class ProductShape:
-    """The M (rows), N (columns) and K (depth) extents of a matrix product."""
-
-    rows: int = 4096
-    columns: int = 4096
-    depth: int = 4096
+class PositiveSizes:
+    """A shape whose sizes are all 1 or more."""
 
     def __post_init__(self) -> None:
         for name, number in vars(self).items():
             if number < 1:
                 raise UnsupportedError(f"{name}={number}; valid are 1 and more")
+
+
+@dataclass(frozen=True)
+class MovementShape(PositiveSizes):
+    """A shape of kernels that move elements: there is no arithmetic, and nothing is rounded."""
+
+    operations: ClassVar[int] = 0
+    terms: ClassVar[int] = 0
+
+
+@dataclass(frozen=True)
+class ProductShape(PositiveSizes):
+    """The M (rows), N (columns) and K (depth) extents of a matrix product."""
+
+    rows: int = 4096
+    columns: int = 4096
+    depth: int = 4096
 
     @property
     def operands(self) -> dict[str, int]:

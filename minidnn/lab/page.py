@@ -57,9 +57,13 @@ def _listing(ladders: Iterable[Ladder]) -> Iterator[str]:
         rows = [[step.name, step.title, step.idea, step.expectation] for step in ladder.steps]
         steps = table(["step", "title", "idea", "expect"], rows, ("title", "idea", "expect"))
         yield details(f"{ladder.name}: {ladder.title}", [paragraph(shape, "soft"), steps])
-    metrics = [[one.name, one.unit or "-", one.formula, one.counter or "-"] for one in METRICS]
-    head = ["metric", "unit", "formula", "counter"]
-    yield details("Metrics", [table(head, metrics, ("formula", "counter"))], True)
+    yield details("Metrics", [_metrics()], True)
+
+
+def _metrics() -> str:
+    rows = [[one.name, one.unit or "-", one.formula, one.counter or "-"] for one in METRICS]
+    text = ("formula", "counter")
+    return table(["metric", "unit", *text], rows, text)
 
 
 def tuning_page(tuning: StepTuning, ladder: Ladder) -> str:
@@ -124,9 +128,7 @@ def _reading(study: Mapping[str, Any], ladder: Ladder, measured: int) -> list[st
         f"{measured} of {len(study['cells'])} combinations of step, shape and block were measured, "
         f"on {len(study['shapes'])} shapes of the data."
     ]
-    cells = [cell for cell in study["cells"] if cell["shape"] == 0]
-    timed = [cell for cell in cells if "predicted_seconds" in cell and "failed" not in cell]
-    best = sorted(best_cells(cells) or fastest_predicted(timed), key=_seconds)
+    best = sorted(_best([cell for cell in study["cells"] if cell["shape"] == 0]), key=_seconds)
     if len(best) > 1:
         first, last = best[0], best[-1]
         texts.append(
@@ -164,9 +166,13 @@ def _parts(study: Mapping[str, Any], ladder: Ladder) -> Iterator[str]:
     yield "<h2>Steps</h2>"
     yield from _steps(study, ladder)
     yield "<h2>Metrics</h2>"
-    rows = [[one.name, one.unit or "-", one.formula, one.counter or "-"] for one in METRICS]
-    text = ("formula", "counter")
-    yield details("Formulas, units and counters", [table(["metric", "unit", *text], rows, text)])
+    yield details("Formulas, units and counters", [_metrics()])
+
+
+def _best(cells: Sequence[Cell]) -> list[Cell]:
+    """Each step's fastest cell, by prediction where nothing was measured."""
+    known = [cell for cell in cells if "predicted_seconds" in cell and "failed" not in cell]
+    return best_cells(cells) or best_cells(known, "predicted_seconds")
 
 
 def _seconds(cell: Cell) -> float:
@@ -176,8 +182,7 @@ def _seconds(cell: Cell) -> float:
 def _shape(
     cells: Sequence[Cell], rows: list[dict[str, Any]], machine: Mapping[str, Any], ladder: Ladder
 ) -> Iterator[str]:
-    known = [cell for cell in cells if "predicted_seconds" in cell and "failed" not in cell]
-    best = best_cells(cells) or fastest_predicted(known)
+    best = _best(cells)
     if best:
         see = "What each step reaches with its best block; longer is faster."
         yield figure("The ladder", bars(*ladder_rates(best, rows, machine)), see)
@@ -200,16 +205,6 @@ def _shape(
         drawn = [chart_figure(prediction(measured))]
         drawn += [draw_graph(graph, measured, machine) for graph in GRAPHS]
         yield '<div class="charts">' + "\n".join(drawn) + "</div>"
-
-
-def fastest_predicted(cells: Sequence[Cell]) -> list[Cell]:
-    """The cell of each step with the least predicted time."""
-    best: dict[str, Cell] = {}
-    for cell in cells:
-        other = best.setdefault(cell["step"], cell)
-        if cell["predicted_seconds"] < other["predicted_seconds"]:
-            best[cell["step"]] = cell
-    return list(best.values())
 
 
 def ladder_rates(
@@ -390,7 +385,7 @@ def _pictures(study: Mapping[str, Any], number: int, cells: list[Any]) -> list[t
     known = [cell for cell in cells if "predicted_seconds" in cell and "failed" not in cell]
     libraries = study["libraries"][number] if "libraries" in study else {}
     pictures: list[tuple[str, str]] = []
-    if best := best_cells(cells) or fastest_predicted(known):
+    if best := best_cells(cells) or best_cells(known, "predicted_seconds"):
         rates = ladder_rates(best, libraries.get("algorithms", []), study["machine"])
         pictures.append(("The ladder", bar_picture(*rates)))
     if measured := [cell for cell in cells if "measured_seconds" in cell]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -41,11 +41,18 @@ class LadderStep:
     """
 
     device: ClassVar[str]
+    #: The ending of the names of files with source texts.
+    suffix: ClassVar[str]
 
     name: str
     source: Path | str
     parameters: Parameters = field(default_factory=dict)
     helps: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, folder: str, name: str, **fields: Any) -> Self:
+        """Returns the built-in step of that name, whose text is in a folder of :data:`KERNELS`."""
+        return cls(name=name, source=KERNELS / folder / f"{name}{cls.suffix}", **fields)
 
     @cached_property
     def float16_operands(self) -> frozenset[str]:

@@ -237,16 +237,12 @@ def _damage(document: dict[str, Any]) -> str | None:
         if "why_not" in cell:
             continue
         wanted = _FIGURES + (_CPU if "isa" in document["machine"] else _CUDA)
-        wanted += () if "failed" in cell else ("measured_seconds",) * _runs(document)
+        if "libraries" in document and "failed" not in cell:  # it was measured
+            wanted += ("measured_seconds",)
         for name in wanted:
             if not isinstance(cell.get(name), int | float):
                 return f"cell {number} has no {name!r}"
     return None
-
-
-def _runs(document: dict[str, Any]) -> bool:
-    """Whether a study was measured."""
-    return "libraries" in document
 
 
 FORMAT, VERSION = "minidnn lab study", 1
@@ -319,9 +315,10 @@ def measured_study(
     machine = device.machine()
     document = study(ladder, steps, blocks, shapes, machine, parameters)
     with OperandFolder(ladder) as folder:
+        names = [step.name for step in steps]
         order = sorted(
             (cell for cell in document["cells"] if "why_not" not in cell),
-            key=lambda cell: (cell["shape"], _place(steps, cell)),
+            key=lambda cell: (cell["shape"], names.index(cell["step"])),
         )
         jobs: list[Any] = []
 
@@ -361,10 +358,6 @@ def _count(
     for (cell, _), metrics in zip(counted, counts, strict=True):
         cell["counters"] = metrics
     return {"tool": "ncu"}
-
-
-def _place(steps: Sequence[Any], cell: dict[str, Any]) -> int:
-    return [step.name for step in steps].index(cell["step"])
 
 
 def _libraries(

@@ -184,23 +184,8 @@ def measured_rates(threads: int | None = None) -> Rates:
 
 
 def _from_json(fields: dict[str, Any]) -> Rates:
-    def pairs(name: str) -> tuple[tuple[str, float], ...]:
-        return tuple((str(isa), float(rate)) for isa, rate in fields[name])
-
-    def number(name: str) -> float:
-        return float(fields[name])
-
-    return Rates(
-        int(number("threads")),
-        pairs("flops"),
-        pairs("flops_one"),
-        number("copy"),
-        number("read"),
-        number("l2"),
-        pairs("products"),
-        pairs("products_one"),
-        bool(fields["disturbed"]),
-    )
+    pairs = {key: tuple(map(tuple, of)) for key, of in fields.items() if isinstance(of, list)}
+    return Rates(**(fields | pairs))
 
 
 class _Timer:

@@ -23,6 +23,7 @@ import numpy as np
 
 from ...cache import CacheStore, digest
 from ...graph.ir import Constant, Graph, Node
+from ...graph.totals import with_bodies
 from ...graph.types import numpy_dtype
 from ...runtime.arrays import random_array
 from ...runtime.plan import Plan
@@ -332,18 +333,9 @@ class Tuning(Generic[P]):
 
 def is_near(plan: Plan) -> bool:
     """Whether the network's weights and values stay in the L3 cache from run to run."""
-    size = plan.arena.bytes + sum(constant.type.bytes for constant in _constants(plan.graph))
-    return size <= describe_machine().caches.l3
-
-
-def _constants(graph: Graph) -> set[Constant]:
-    constants: set[Constant] = set()
-    for node in graph.nodes:
-        constants.update(value for value in node.inputs if isinstance(value, Constant))
-        body = getattr(node.op, "body", None)
-        if isinstance(body, Graph):
-            constants |= _constants(body)
-    return constants
+    operands = {value for node in with_bodies(plan.graph.nodes) for value in node.inputs}
+    size = sum(value.type.bytes for value in operands if isinstance(value, Constant))
+    return plan.arena.bytes + size <= describe_machine().caches.l3
 
 
 def _arrays(graph: Graph) -> tuple[list[np.ndarray], list[np.ndarray]]:

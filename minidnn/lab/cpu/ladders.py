@@ -6,17 +6,17 @@ vector has lanes.  Each step has a function that returns its :class:`CpuWork` fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from ...errors import UnsupportedError
+from ..cuda.arrays import copied
 from ..cuda.convolution import CONVOLUTION
-from ..operands import ConvolutionShape, convolve
-from ..step import KERNELS, Ladder, Parameters
+from ..operands import ConvolutionShape, MovementShape, convolve
+from ..step import Ladder, Parameters
 from .machine import CHAINS, CpuMachine, CpuWork
 from .step import IspcStep
 
@@ -28,23 +28,19 @@ def image(
 ) -> np.ndarray:
     """Packs images as (batch, channel blocks, rows, columns, lanes), with a border of zeros, by
     default the padding."""
-    planes = x.reshape(shape.batch, shape.channels, shape.height, shape.width)
     edge = (shape.padding if border is None else border,) * 2
-    return _in_blocks(np.pad(planes, [(0, 0), (0, 0), edge, edge]), lanes)
+    return _in_blocks(np.pad(x.reshape(shape.image_shape), [(0, 0), (0, 0), edge, edge]), lanes)
 
 
 def result(shape: ConvolutionShape, y: np.ndarray, lanes: int) -> np.ndarray:
     """Packs a result as (batch, filter blocks, rows, columns, lanes)."""
-    return _in_blocks(
-        y.reshape(shape.batch, shape.filters, shape.out_height, shape.out_width), lanes
-    )
+    return _in_blocks(y.reshape(shape.result_shape), lanes)
 
 
 def weights(shape: ConvolutionShape, w: np.ndarray, lanes: int) -> np.ndarray:
     """Packs weights as (filter blocks, channels, rows, columns, lanes)."""
-    window = (shape.window_height, shape.window_width)
-    filters = _filled(w.reshape(shape.filters, shape.channels, *window), 0, lanes)
-    blocks = filters.reshape(-1, lanes, shape.channels, *window)
+    filters = _filled(w.reshape(shape.filter_shape), 0, lanes)
+    blocks = filters.reshape(-1, lanes, *filters.shape[1:])
     return np.ascontiguousarray(blocks.transpose(0, 2, 3, 4, 1))
 
 
@@ -56,7 +52,7 @@ def bias(shape: ConvolutionShape, bias: np.ndarray, lanes: int) -> np.ndarray:
 def even_image(shape: ConvolutionShape, x: np.ndarray, lanes: int) -> np.ndarray:
     """Packs images as :func:`image`, with more zeros at the end of rows and columns: as many
     as whole tiles of 2 x 2 outputs read."""
-    planes = x.reshape(shape.batch, shape.channels, shape.height, shape.width)
+    planes = x.reshape(shape.image_shape)
     down, across = ((shape.padding, shape.padding + size % 2) for size in sizes_of(shape))
     return _in_blocks(np.pad(planes, [(0, 0), (0, 0), down, across]), lanes)
 
@@ -238,7 +234,7 @@ def _lines(shape: ConvolutionShape, parameters: Parameters, lanes: int) -> int:
 
 def _no_winograd(shape: ConvolutionShape, parameters: Parameters, lanes: int) -> str | None:
     """Why the Winograd step refuses a shape; None if it does not."""
-    window = (shape.window_height, shape.window_width)
+    window = shape.filter_shape[2:]
     if (*window, shape.stride, shape.dilation) != (3, 3, 1, 1):
         return (
             f"a window of {window[0]} x {window[1]}, stride {shape.stride}, dilation "
@@ -253,10 +249,7 @@ def _no_winograd(shape: ConvolutionShape, parameters: Parameters, lanes: int) ->
     return None
 
 
-def _step(name: str, **fields: Any) -> IspcStep:
-    return IspcStep(name=name, source=KERNELS / "convolution_cpu" / f"{name}.ispc", **fields)
-
-
+_step = partial(IspcStep.of, "convolution_cpu")
 _MOST_STACK = 1 << 20
 _BLOCKED = {"x": image, "y": result}
 _PACKED = _BLOCKED | {"w": weights}
@@ -295,38 +288,20 @@ CONVOLUTION_CPU = Ladder(
 
 
 @dataclass(frozen=True)
-class CopyShape:
+class CopyShape(MovementShape):
     """The size of a copy, in pieces of 16,384 floats."""
 
     pieces: int = 2048
+    #: Floats in each piece.
+    piece: ClassVar[int] = PIECE
 
     def __post_init__(self) -> None:
         if not 1 <= self.pieces < 1 << 17:
             raise UnsupportedError(f"pieces={self.pieces}; valid are 1 to {(1 << 17) - 1}")
 
     @property
-    def piece(self) -> int:
-        """Floats in each piece."""
-        return PIECE
-
-    @property
-    def terms(self) -> int:
-        """0: nothing is summed, so nothing is rounded."""
-        return 0
-
-    @property
     def operands(self) -> dict[str, int]:
         return {"x": self.pieces * PIECE, "y": self.pieces * PIECE}
-
-    @property
-    def operations(self) -> int:
-        """0: no arithmetic."""
-        return 0
-
-
-def copied(shape: CopyShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Returns the reference result of a copy, in float64."""
-    return operands["x"].astype(np.float64)
 
 
 def _tasks(shape: CopyShape, parameters: Parameters, lanes: int) -> int:
@@ -359,11 +334,7 @@ def _uneven(shape: CopyShape, parameters: Parameters, lanes: int) -> str | None:
     return f"STRIDE={parameters['STRIDE']}; {PIECE // lanes} vectors of a piece are no multiple"
 
 
-def _copy_step(name: str, **fields: Any) -> IspcStep:
-    return IspcStep(
-        name=name, source=KERNELS / "memory_cpu" / f"{name}.ispc", tasks=_tasks, **fields
-    )
-
+_copy_step = partial(IspcStep.of, "memory_cpu", tasks=_tasks)
 
 MEMORY_CPU = Ladder(
     "memory-cpu",

@@ -5,7 +5,6 @@ The engine's own algorithms for the same convolution are measured in the same wa
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,8 +28,9 @@ from ...graph.ir import Constant, Node, Value
 from ...graph.layout import PLANAR, blocked
 from ...graph.operators import Conv2d
 from ...graph.types import TensorType
-from ...measure import median, timed
+from ...measure import timed
 from ..ceilings import CeilingJob
+from ..measure import summarized
 from ..operands import RESULT, ConvolutionShape, Operands, WrongResultError, first_wrong
 from ..step import Point
 from .ladders import image, result
@@ -166,14 +166,7 @@ def times(run: Callable[[], object], threads: int) -> dict[str, Any]:
     counted = [seconds for seconds, quiet in samples if quiet]
     if not enough:
         counted = sorted(seconds for seconds, _ in samples)[: max(2, len(samples) // 8)]
-    estimate = median(counted)
-    return {
-        "measured_seconds": estimate.value,
-        "measured_interval": [estimate.low, estimate.high],
-        "variability": statistics.stdev(counted) / statistics.fmean(counted),
-        "samples": len(counted),
-        "disturbed": not enough,
-    }
+    return summarized(counted) | {"disturbed": not enough}
 
 
 def _quiet(samples: list[tuple[float, bool]]) -> int:
@@ -206,10 +199,9 @@ def ceilings(job: CeilingJob) -> list[dict[str, Any]]:
 
 
 def _convolution(shape: ConvolutionShape, w: np.ndarray, isa: Isa) -> tuple[Parts, list[Tensor]]:
-    x = Value(TensorType((shape.batch, shape.channels, shape.height, shape.width)), "x")
-    filters = (shape.filters, shape.channels, shape.window_height, shape.window_width)
-    weight = Constant(TensorType(filters), "w", w.reshape(filters))
-    bias = Constant(TensorType(filters[:1]), "b", np.zeros(shape.filters, np.float32))
+    x = Value(TensorType(shape.image_shape), "x")
+    weight = Constant(TensorType(shape.filter_shape), "w", w.reshape(shape.filter_shape))
+    bias = Constant(TensorType((shape.filters,)), "b", np.zeros(shape.filters, np.float32))
     edge = (shape.padding, shape.padding)
     op = Conv2d((shape.stride,) * 2, (edge, edge), (shape.dilation,) * 2)
     node = Node(op, [x, weight, bias], "conv")

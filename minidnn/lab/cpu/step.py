@@ -77,6 +77,7 @@ class IspcStep(LadderStep):
     """
 
     device: ClassVar[str] = "cpu"
+    suffix: ClassVar[str] = ".ispc"
 
     tasks: Callable[[Any, Parameters, int], int]
     packs: Mapping[str, Pack] = field(default_factory=dict)

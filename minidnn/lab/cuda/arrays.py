@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import UnsupportedError
 from ..access import L2_CYCLES, SHARED_CYCLES, Access, Work, lanes, sample
-from ..step import KERNELS, Block, Ladder, Parameters
+from ..operands import MovementShape
+from ..step import Block, Ladder, Parameters
 from .step import CudaStep, Sizes
 
 SIZES = {"L2": 1 << 22, "DRAM": 1 << 26}
@@ -25,118 +25,78 @@ _BLOCKS, _TILES = 16, 8
 
 
 @dataclass(frozen=True)
-class WordsShape:
+class WordsShape(MovementShape):
     """The length of an array of 4-byte words that a kernel copies or reverses."""
 
     count: int = SIZES["DRAM"]
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise UnsupportedError(f"count={self.count}; valid are 1 and more")
 
     @property
     def operands(self) -> dict[str, int]:
         return {"x": self.count, "y": self.count}
 
-    @property
-    def operations(self) -> int:
-        """0: no arithmetic."""
-        return 0
 
-    @property
-    def terms(self) -> int:
-        """0: nothing is summed, so nothing is rounded."""
-        return 0
-
-
-def copied(shape: WordsShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
+def copied(shape: MovementShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
     """Returns the reference result of a copy, in float64."""
     return operands["x"].astype(np.float64)
 
 
-Places = Callable[[np.ndarray, np.ndarray, np.ndarray, int, Parameters, int], np.ndarray]
-"""Returns the index of the first word that each thread copies.
+@dataclass(frozen=True)
+class _Copies:
+    """Where the threads of the sampled blocks are, in arrays that broadcast.
 
-Its arguments are the thread's index in its block, the block's index along x and along y, the
-threads of a block, the step's parameters, and the length of the array.  A step whose threads
-execute several copies adds an axis for them.
-"""
+    Attributes:
+        thread: each thread's index in its block; -1 for lanes that have none.
+        block, layer: the block's index along x and along y.
+        threads: the threads of a block.
+        parameters: the step's parameters.
+        count: the length of the array.
+    """
 
+    thread: np.ndarray
+    block: np.ndarray
+    layer: np.ndarray
+    threads: int
+    parameters: Parameters
+    count: int
 
-def _strided(
-    thread: np.ndarray,
-    block: np.ndarray,
-    layer: np.ndarray,
-    threads: int,
-    parameters: Parameters,
-    n: int,
-) -> np.ndarray:
-    return (block * threads + thread) * parameters["STRIDE"] + layer
-
-
-def _structures(
-    thread: np.ndarray,
-    block: np.ndarray,
-    layer: np.ndarray,
-    threads: int,
-    parameters: Parameters,
-    n: int,
-) -> np.ndarray:
-    field = np.arange(parameters["FIELDS"]).reshape(-1, 1, 1)
-    return (block * threads + thread) * parameters["FIELDS"] + field
+    @property
+    def number(self) -> np.ndarray:
+        """Each thread's index among those of all blocks along x."""
+        return self.block * self.threads + self.thread
 
 
-def _fields(
-    thread: np.ndarray,
-    block: np.ndarray,
-    layer: np.ndarray,
-    threads: int,
-    parameters: Parameters,
-    n: int,
-) -> np.ndarray:
-    length = -(-n // parameters["FIELDS"])
-    number = block * threads + thread
-    field = np.arange(parameters["FIELDS"]).reshape(-1, 1, 1)
-    return np.where(number < length, field * length + number, -1)
+Places = Callable[[_Copies], np.ndarray]
+"""Returns the index of the first word that each thread copies.  A step whose threads execute
+several copies adds an axis for them."""
 
 
-def _rows(
-    thread: np.ndarray,
-    block: np.ndarray,
-    layer: np.ndarray,
-    threads: int,
-    parameters: Parameters,
-    n: int,
-    *,
-    pitched: bool = False,
-) -> np.ndarray:
-    width = _row(parameters, pitched)
-    column = thread + np.arange(0, width, threads).reshape(-1, 1, 1)
-    return np.where(column < width, block * width + column, -1)
+def _strided(of: _Copies) -> np.ndarray:
+    return of.number * of.parameters["STRIDE"] + of.layer
 
 
-def _shifted(
-    thread: np.ndarray,
-    block: np.ndarray,
-    layer: np.ndarray,
-    threads: int,
-    parameters: Parameters,
-    n: int,
-) -> np.ndarray:
-    return block * threads + thread - -parameters["SHIFT"] % 32
+def _structures(of: _Copies) -> np.ndarray:
+    field = np.arange(of.parameters["FIELDS"]).reshape(-1, 1, 1)
+    return of.number * of.parameters["FIELDS"] + field
 
 
-def _words(
-    thread: np.ndarray,
-    block: np.ndarray,
-    layer: np.ndarray,
-    threads: int,
-    parameters: Parameters,
-    n: int,
-    *,
-    width: int = 1,
-) -> np.ndarray:
-    return (block * threads + thread) * width
+def _fields(of: _Copies) -> np.ndarray:
+    length = -(-of.count // of.parameters["FIELDS"])
+    field = np.arange(of.parameters["FIELDS"]).reshape(-1, 1, 1)
+    return np.where(of.number < length, field * length + of.number, -1)
+
+
+def _rows(of: _Copies, *, pitched: bool = False) -> np.ndarray:
+    width = _row(of.parameters, pitched)
+    column = of.thread + np.arange(0, width, of.threads).reshape(-1, 1, 1)
+    return np.where(column < width, of.block * width + column, -1)
+
+
+def _shifted(of: _Copies) -> np.ndarray:
+    return of.number - -of.parameters["SHIFT"] % 32
+
+
+def _words(of: _Copies, *, width: int = 1) -> np.ndarray:
+    return of.number * width
 
 
 def _row(parameters: Parameters, pitched: bool) -> int:
@@ -157,14 +117,8 @@ def _copy_work(
     threads = block[0] * block[1]
     blocks, layers = sample(across, _BLOCKS), sample(down, _BLOCKS)
     thread = lanes(threads)
-    word = places(
-        thread,
-        blocks.reshape(-1, 1, 1, 1, 1),
-        layers.reshape(-1, 1, 1, 1),
-        threads,
-        parameters,
-        shape.count,
-    )
+    block_axis, layer_axis = blocks.reshape(-1, 1, 1, 1, 1), layers.reshape(-1, 1, 1, 1)
+    word = places(_Copies(thread, block_axis, layer_axis, threads, parameters, shape.count))
     word = np.where((thread >= 0) & (word >= 0) & (word < shape.count), word, -1)
     word = word.reshape(len(blocks) * len(layers), -1, 32)
     share = across * down / len(word)
@@ -207,8 +161,7 @@ def _whole(shape: WordsShape, block: Block, parameters: Parameters, *, words: in
 
 def _copy_step(name: str, sizes: Any, places: Places, width: int = 1, **fields: Any) -> CudaStep:
     work = partial(_copy_work, places=places, sizes=sizes, width=width)
-    source = KERNELS / "memory" / f"{name}.cu"
-    return CudaStep(name=name, source=source, sizes=sizes, work=work, **fields)
+    return CudaStep.of("memory", name, sizes=sizes, work=work, **fields)
 
 
 def _vectors(name: str, words: int) -> CudaStep:
@@ -295,8 +248,7 @@ def _reverse_work(shape: WordsShape, block: Block, parameters: Parameters, *, ke
 
 
 def _reverse_step(name: str, kept: bool, **fields: Any) -> CudaStep:
-    source = KERNELS / "reverse" / f"{name}.cu"
-    return CudaStep(name=name, source=source, work=partial(_reverse_work, kept=kept), **fields)
+    return CudaStep.of("reverse", name, work=partial(_reverse_work, kept=kept), **fields)
 
 
 REVERSE = Ladder(
@@ -314,30 +266,15 @@ REVERSE = Ladder(
 
 
 @dataclass(frozen=True)
-class TransposeShape:
+class TransposeShape(MovementShape):
     """Rows and columns of the matrix that is transposed."""
 
     height: int = 8192
     width: int = 8192
 
-    def __post_init__(self) -> None:
-        for name, number in vars(self).items():
-            if number < 1:
-                raise UnsupportedError(f"{name}={number}; valid are 1 and more")
-
     @property
     def operands(self) -> dict[str, int]:
         return {"x": self.height * self.width, "y": self.height * self.width}
-
-    @property
-    def operations(self) -> int:
-        """0: no arithmetic."""
-        return 0
-
-    @property
-    def terms(self) -> int:
-        """0: nothing is summed, so nothing is rounded."""
-        return 0
 
 
 def transposed(shape: TransposeShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -390,9 +327,7 @@ def _transpose_work(
     return Work((x, to_tile, of_tile, y), 0.0, 20 * x.requests, wait)
 
 
-def _transpose_step(name: str, **fields: Any) -> CudaStep:
-    return CudaStep(name=name, source=KERNELS / "transpose" / f"{name}.cu", **fields)
-
+_transpose_step = partial(CudaStep.of, "transpose")
 
 TRANSPOSE = Ladder(
     "transpose",

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from ..operands import ConvolutionShape, convolve
-from ..step import KERNELS, Block, Ladder, Parameters
+from ..step import Block, Ladder, Parameters
 from . import fft_work
 from .convolution_work import direct, halo, halo_float16, implicit, tensor, unfold
-from .step import MOST_STATIC, CudaStep, KernelBefore, Sizes
+from .step import CudaStep, KernelBefore, Sizes, why_no_patches, why_no_static
 
 SHAPE = ConvolutionShape(1, 4, 4, 4, 1, 2, 2)
 """The worked example: an image of four channels of 4 x 4, and one filter of four 2 x 2 planes."""
@@ -115,27 +114,19 @@ def _matrix(shape: ConvolutionShape, block: Block, parameters: Parameters) -> di
     return {"matrix": shape.terms * shape.batch * shape.out_height * shape.out_width}
 
 
-def _no_patches(block: Block) -> str | None:
-    if block[0] % 4 or block[1] % 8:
-        return f"a block of {block[0]} x {block[1]} threads; this step wants patches of 4 x 8"
-    return None
-
-
 def _unfit_tensor(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
     deep, down = parameters["TILE_DEPTH"], block[1] // 8
-    if (reason := _no_patches(block)) is not None:
+    if (reason := why_no_patches(block)) is not None:
         return reason
     if deep % 16 or deep // 2 % down:
         return f"TILE_DEPTH={deep}; this step wants a multiple of 16 and of {2 * down}"
     words = 8 * block[1] * (deep // 2 + 4) + deep // 2 * (8 * block[0] + 8)
-    if (asked := 8 * words) > MOST_STATIC:
-        return f"{asked} bytes of static shared memory; there may be {MOST_STATIC}"
-    return None
+    return why_no_static(8 * words)
 
 
 def _unfit_patches(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
     deep, stages = parameters["TILE_DEPTH"], parameters.get("STAGES", 2)
-    if (reason := _no_patches(block)) is not None:
+    if (reason := why_no_patches(block)) is not None:
         return reason
     if stages < 2:
         return f"STAGES={stages}; this step wants 2 or more"
@@ -143,9 +134,7 @@ def _unfit_patches(shape: ConvolutionShape, block: Block, parameters: Parameters
         return f"TILE_DEPTH={deep}; this step wants a multiple of {block[1] // 8} with this block"
     if block[0] * block[1] % deep:
         return f"TILE_DEPTH={deep}; this step wants a divisor of {block[0] * block[1]} threads"
-    if (asked := 4 * stages * deep * (8 * block[0] + 8 * block[1] + 4)) > MOST_STATIC:
-        return f"{asked} bytes of static shared memory; there may be {MOST_STATIC}"
-    return None
+    return why_no_static(4 * stages * deep * (8 * block[0] + 8 * block[1] + 4))
 
 
 def _plain_only(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
@@ -171,11 +160,15 @@ def _whole_vectors(shape: ConvolutionShape, block: Block, parameters: Parameters
     return f"GROUP={parameters['GROUP']}; this step wants a multiple of 4"
 
 
-def _step(name: str, **fields: Any) -> CudaStep:
-    return CudaStep(name=name, source=KERNELS / "convolution" / f"{name}.cu", **fields)
-
-
+_step = partial(CudaStep.of, "convolution")
+_by_plane = partial(_step, sizes=_plane)
+_by_position = partial(_step, sizes=_in_order)
+_tiled = partial(_step, sizes=_halo, work=halo)
 _POSITIONS = {"GROUP": 8, "POSITIONS": 4}
+_vectors = partial(
+    _tiled, work=partial(halo, width=4), parameters=_POSITIONS, refusal=_whole_vectors
+)
+_product = partial(_step, sizes=_implicit, work=implicit, refusal=_unfit_patches)
 
 
 def _layer(channels: int, filters: int, size: int, window: int, stride: int) -> ConvolutionShape:
@@ -202,118 +195,59 @@ CONVOLUTION = Ladder(
     "convolution, forward, float32, NCHW",
     ConvolutionShape(batch=32, channels=32, height=58, width=58, filters=32),
     (
-        _step(
+        _by_plane(
             "naive",
-            sizes=_plane,
             work=partial(direct, instructions=(10, 22, 20), images_in_turn=True),
             refusal=_plain_only,
         ),
-        _step(
-            "general",
-            sizes=_plane,
-            work=partial(direct, instructions=(16, 22, 20), images_in_turn=True),
-        ),
-        _step(
+        _by_plane("general", work=partial(direct, instructions=(16, 22, 20), images_in_turn=True)),
+        _by_position(
             "coalesced",
-            sizes=_in_order,
             work=partial(direct, instructions=(16, 22, 20), in_order=True),
             helps=("uncoalesced accesses", "too few blocks", "tail"),
         ),
-        _step(
-            "readonly",
-            sizes=_in_order,
-            work=partial(direct, instructions=(16, 22, 20), in_order=True),
-        ),
-        _step(
+        _by_position("readonly", work=partial(direct, instructions=(16, 22, 20), in_order=True)),
+        _by_position(
             "texture",
-            sizes=_in_order,
             work=partial(direct, instructions=(16, 22, 20), in_order=True, padded=True),
         ),
-        _step(
+        _by_position(
             "constant",
-            sizes=_in_order,
             work=partial(direct, instructions=(15, 22, 20), in_order=True, constant=True),
             refusal=_fits_constant_memory,
             constants={"weights": "w"},
             helps=("load units",),
         ),
-        _step(
+        _tiled(
             "tiled",
-            sizes=_halo,
             work=partial(halo, instructions=(12, 12, 11)),
             helps=("load units", "L2", "uncoalesced accesses"),
         ),
-        _step("unrolled", sizes=_halo, work=halo, helps=("issue",)),
-        _step(
-            "registers",
-            sizes=_halo,
-            work=halo,
-            parameters={"GROUP": 8},
-            helps=("shared memory", "L2", "latency"),
+        _tiled("unrolled", helps=("issue",)),
+        _tiled("registers", parameters={"GROUP": 8}, helps=("shared memory", "L2", "latency")),
+        _tiled("positions", parameters=_POSITIONS, helps=("shared memory", "L2", "latency")),
+        _vectors("vectors", helps=("shared memory", "issue")),
+        _vectors(
+            "bounds", parameters={**_POSITIONS, "RESIDENT": 2}, helps=("occupancy", "latency")
         ),
-        _step(
-            "positions",
-            sizes=_halo,
-            work=halo,
-            parameters=_POSITIONS,
-            helps=("shared memory", "L2", "latency"),
-        ),
-        _step(
-            "vectors",
-            sizes=_halo,
-            work=partial(halo, width=4),
-            parameters=_POSITIONS,
-            refusal=_whole_vectors,
-            helps=("shared memory", "issue"),
-        ),
-        _step(
-            "bounds",
-            sizes=_halo,
-            work=partial(halo, width=4),
-            parameters={**_POSITIONS, "RESIDENT": 2},
-            refusal=_whole_vectors,
-            helps=("occupancy", "latency"),
-        ),
-        _step(
-            "fused",
-            sizes=_halo,
-            work=partial(halo, width=4),
-            parameters=_POSITIONS,
-            refusal=_whole_vectors,
-            helps=("memory",),
-        ),
-        _step(
-            "halves",
-            sizes=_halo,
-            work=halo_float16,
-            parameters=_POSITIONS,
-            refusal=_whole_vectors,
-            helps=("memory", "L2"),
-        ),
-        _step(
+        _vectors("fused", helps=("memory",)),
+        _vectors("halves", work=halo_float16, helps=("memory", "L2")),
+        _product(
             "columns",
-            sizes=_implicit,
             work=partial(implicit, unfolded=True),
             parameters={"TILE_DEPTH": 8, "RESIDENT": 2},
-            refusal=_unfit_patches,
             before=(KernelBefore(name="unfold", sizes=_unfold, work=unfold),),
             scratch=_matrix,
             helps=("shared memory", "issue", "latency", "load units"),
         ),
-        _step(
+        _product(
             "implicit",
-            sizes=_implicit,
-            work=implicit,
             parameters={"TILE_DEPTH": 8, "RESIDENT": 2},
-            refusal=_unfit_patches,
             helps=("shared memory", "issue", "latency", "load units", "memory"),
         ),
-        _step(
+        _product(
             "async",
-            sizes=_implicit,
-            work=implicit,
             parameters={"TILE_DEPTH": 8, "STAGES": 3, "RESIDENT": 2},
-            refusal=_unfit_patches,
             helps=("latency", "occupancy"),
         ),
         _step(
@@ -326,9 +260,8 @@ CONVOLUTION = Ladder(
             scratch=fft_work.scratch,
             helps=("arithmetic",),
         ),
-        _step(
+        _product(
             "tensor",
-            sizes=_implicit,
             work=tensor,
             parameters={"TILE_DEPTH": 32, "RESIDENT": 2},
             refusal=_unfit_tensor,

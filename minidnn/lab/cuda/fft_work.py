@@ -14,7 +14,7 @@ import numpy as np
 from ..access import FMA_CYCLES, L2_CYCLES, SHARED_CYCLES, WARP, Access, Work, lanes, sample, turns
 from ..operands import ConvolutionShape
 from ..step import Block, Parameters
-from .step import MOST_STATIC, KernelBefore, Sizes
+from .step import KernelBefore, Sizes, why_no_static
 
 SIZES = (8, 16, 32)
 _BLOCKS, _CHANNELS, _FREQUENCIES = 16, 4, 8
@@ -97,10 +97,7 @@ def unfit(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str 
     window = max(shape.window_height, shape.window_width)
     if (span := (window - 1) * shape.dilation + 1) > size:
         return f"a window of {span} numbers; a tile has {size} a row"
-    asked = 8 * parameters["TILE_DEPTH"] * _EACH * sum(block)
-    if asked > MOST_STATIC:
-        return f"{asked} bytes of static shared memory; there may be {MOST_STATIC}"
-    return None
+    return why_no_static(8 * parameters["TILE_DEPTH"] * _EACH * sum(block))
 
 
 def _of_images(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
@@ -157,9 +154,7 @@ def _images(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Wo
     plane = flat_tile // (down * across) * shape.channels + planes.reshape(1, -1, 1, 1)
     at = np.where(active, (plane * shape.height + row) * shape.width + column, -1)
     x = Access("x", "global", at.reshape(len(sampled), -1, WARP), share)
-    frequency, tile = np.divmod(
-        turns(tiles.threads, tiles.of_block * tiles.frequencies), tiles.of_block
-    )
+    frequency, tile = _frequencies(tiles)
     flat_tile = sampled.reshape(-1, 1, 1, 1) * tiles.of_block + tile
     at = (frequency * shape.channels + planes.reshape(1, -1, 1, 1)) * tiles.places + flat_tile
     at = np.where((frequency >= 0) & (flat_tile < tiles.places), 2 * at, -1)
@@ -184,9 +179,7 @@ def _filters(shape: ConvolutionShape, block: Block, parameters: Parameters) -> W
     filter = pair % shape.filters * shape.channels + pair // shape.filters
     at = (filter * shape.window_height + row // shape.dilation) * shape.window_width
     w = Access("w", "global", np.where(active, at + column // shape.dilation, -1), share)
-    frequency, tile = np.divmod(
-        turns(tiles.threads, tiles.of_block * tiles.frequencies), tiles.of_block
-    )
+    frequency, tile = _frequencies(tiles)
     pair = sampled.reshape(-1, 1, 1) * tiles.of_block + tile
     at = np.where((frequency >= 0) & (pair < pairs), 2 * (frequency * pairs + pair), -1)
     spectra = Access("spectra_w", "global", at, share, store=True, width=2)
@@ -199,9 +192,7 @@ def work(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Work:
     blocks = -(-tiles.places // tiles.of_block)
     sampled, planes = sample(blocks, _BLOCKS), sample(shape.filters, _CHANNELS)
     share = blocks * shape.filters / (len(sampled) * len(planes))
-    frequency, tile = np.divmod(
-        turns(tiles.threads, tiles.of_block * tiles.frequencies), tiles.of_block
-    )
+    frequency, tile = _frequencies(tiles)
     flat_tile = sampled.reshape(-1, 1, 1, 1) * tiles.of_block + tile
     at = (frequency * shape.filters + planes.reshape(1, -1, 1, 1)) * tiles.places + flat_tile
     at = np.where((frequency >= 0) & (flat_tile < tiles.places), 2 * at, -1)
@@ -218,6 +209,12 @@ def work(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Work:
     at = np.where(active, (plane * shape.out_height + row) * shape.out_width + column, -1)
     y = Access("y", "global", at.reshape(len(sampled), -1, WARP), share, store=True)
     return _transform(tiles, "y", (spectra, y), blocks * shape.filters)
+
+
+def _frequencies(tiles: Tiles) -> tuple[np.ndarray, np.ndarray]:
+    """The frequencies that threads read or write, and their tiles in the block."""
+    element = turns(tiles.threads, tiles.of_block * tiles.frequencies)
+    return np.divmod(element, tiles.of_block)
 
 
 def _transform(tiles: Tiles, name: str, accesses: tuple[Access, ...], blocks: float) -> Work:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from ..access import FMA_CYCLES, L1_CYCLES, WARP, Access, Work, lanes, sample
 from ..operands import ConvolutionShape
-from ..step import KERNELS, Block, Ladder, Parameters
+from ..step import Block, Ladder, Parameters
 from .convolution import CONVOLUTION
 from .step import CudaStep, Sizes
 
@@ -45,15 +44,14 @@ class InputGradientShape(ConvolutionShape):
 
 def by_input(shape: InputGradientShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
     """The gradient in float64."""
-    plane = (shape.out_height, shape.out_width)
+    plane = shape.result_shape[2:]
     g = operands["g"].reshape(shape.batch, shape.filters, -1).astype(np.float64)
-    window = (shape.window_height, shape.window_width)
-    w = operands["w"].reshape(shape.filters, shape.channels, *window).astype(np.float64)
+    w = operands["w"].reshape(shape.filter_shape).astype(np.float64)
     edge, step = shape.padding, shape.stride
     # What the last window covers may end beyond the padding.
     extents = [size + 2 * edge + step for size in (shape.height, shape.width)]
     y = np.zeros((shape.batch, shape.channels, *extents))
-    for i, j in np.ndindex(*window):
+    for i, j in np.ndindex(*w.shape[2:]):
         top, left = i * shape.dilation, j * shape.dilation
         pixels = y[:, :, top : top + step * plane[0] : step, left : left + step * plane[1] : step]
         pixels[:, :, : plane[0], : plane[1]] += (w[:, :, i, j].T @ g).reshape(
@@ -107,9 +105,7 @@ def _input_work(
     return Work((g, w, y), w.requests, looks * look + 2 * w.requests + g.requests, chain)
 
 
-def _input_step(name: str, **fields: Any) -> CudaStep:
-    return CudaStep(name=name, source=KERNELS / "input_gradient" / f"{name}.cu", **fields)
-
+_input_step = partial(CudaStep.of, "input_gradient")
 
 INPUT_GRADIENT = Ladder(
     "input-gradient",
@@ -156,14 +152,13 @@ class WeightGradientShape(ConvolutionShape):
 
 def by_weights(shape: WeightGradientShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
     """The gradient in float64."""
-    images = (shape.batch, shape.channels, shape.height, shape.width)
     edge = (shape.padding, shape.padding)
-    x = np.pad(operands["x"].reshape(images).astype(np.float64), [(0, 0), (0, 0), edge, edge])
-    plane = (shape.out_height, shape.out_width)
-    g = operands["g"].reshape(shape.batch, shape.filters, *plane).astype(np.float64)
-    y = np.zeros((shape.filters, shape.channels, shape.window_height, shape.window_width))
-    step, past = shape.stride, shape.stride * np.array(plane)
-    for i, j in np.ndindex(shape.window_height, shape.window_width):
+    images = operands["x"].reshape(shape.image_shape).astype(np.float64)
+    x = np.pad(images, [(0, 0), (0, 0), edge, edge])
+    g = operands["g"].reshape(shape.result_shape).astype(np.float64)
+    y = np.zeros(shape.filter_shape)
+    step, past = shape.stride, shape.stride * np.array(g.shape[2:])
+    for i, j in np.ndindex(*y.shape[2:]):
         top, left = i * shape.dilation, j * shape.dilation
         pixels = x[:, :, top : top + past[0] : step, left : left + past[1] : step]
         y[:, :, i, j] = np.tensordot(g, pixels, ((0, 2, 3), (0, 2, 3)))
@@ -218,9 +213,7 @@ def _weight_work(
     return Work((x, g, y), x.requests, x.requests * _INSTRUCTIONS, chain, ("x", "g"))
 
 
-def _weight_step(name: str, **fields: Any) -> CudaStep:
-    return CudaStep(name=name, source=KERNELS / "weight_gradient" / f"{name}.cu", **fields)
-
+_weight_step = partial(CudaStep.of, "weight_gradient")
 
 WEIGHT_GRADIENT = Ladder(
     "weight-gradient",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -24,8 +23,8 @@ from ..access import (
     turns,
 )
 from ..operands import ProductShape, multiply
-from ..step import KERNELS, Block, Ladder, Parameters
-from .step import MOST_STATIC, CudaStep, Sizes
+from ..step import Block, Ladder, Parameters
+from .step import CudaStep, Sizes, why_no_patches, why_no_static
 
 _BLOCKS, _DEPTH = 4, 8
 """How many blocks along each axis, and products of an output, are sampled."""
@@ -305,9 +304,7 @@ def _unfit(
     rows, columns = tile_of(block, parameters)
     deep = parameters["TILE_DEPTH"]
     pads = deep if whole_vectors else rows
-    if (asked := 4 * (deep * (rows + columns) + padded * pads)) > MOST_STATIC:
-        return f"{asked} bytes of static shared memory; there may be {MOST_STATIC}"
-    return None
+    return why_no_static(4 * (deep * (rows + columns) + padded * pads))
 
 
 def _by_patches(shape: ProductShape, block: Block, parameters: Parameters) -> Sizes:
@@ -321,8 +318,8 @@ def _unfit_patches(
     """Why double buffering does not suit a block; ``whole_warps``: warps are patches of 4 x 8."""
     if parameters["TILE_DEPTH"] % 4:
         return f"TILE_DEPTH={parameters['TILE_DEPTH']}; this step wants a multiple of 4"
-    if whole_warps and (block[0] % 4 or block[1] % 8):
-        return f"a block of {block[0]} x {block[1]} threads; this step wants patches of 4 x 8"
+    if whole_warps and (reason := why_no_patches(block)) is not None:
+        return reason
     across, deep = 2 * block[0], parameters["TILE_DEPTH"] // 4
     if (threads := block[0] * block[1]) % across or threads % deep:
         return f"{threads} threads a block; this step wants multiples of {across} and of {deep}"
@@ -334,20 +331,15 @@ def _unfit_tensor(shape: ProductShape, block: Block, parameters: Parameters) -> 
     deep = parameters["TILE_DEPTH"]
     if shape.columns % 8 or shape.depth % 8:
         return f"{shape.columns} columns, depth {shape.depth}; this step wants multiples of 8"
-    if block[0] % 4 or block[1] % 8:
-        return f"a block of {block[0]} x {block[1]} threads; this step wants patches of 4 x 8"
+    if (reason := why_no_patches(block)) is not None:
+        return reason
     if deep % 16:
         return f"TILE_DEPTH={deep}; this step wants a multiple of 16"
     words = 8 * block[1] * (deep // 2 + 4) + deep // 2 * (8 * block[0] + 8)
-    if (asked := 8 * words) > MOST_STATIC:
-        return f"{asked} bytes of static shared memory; there may be {MOST_STATIC}"
-    return None
+    return why_no_static(8 * words)
 
 
-def _step(name: str, **fields: Any) -> CudaStep:
-    return CudaStep(name=name, source=KERNELS / "product" / f"{name}.cu", **fields)
-
-
+_step = partial(CudaStep.of, "product")
 _EIGHT = {"THREAD_ROWS": 8, "THREAD_COLUMNS": 8}
 _SQUARE = {**_EIGHT, "TILE_DEPTH": 8}
 

@@ -40,6 +40,20 @@ def _no_scratch(shape: Any, block: Block, parameters: Parameters) -> dict[str, i
     return {}
 
 
+def why_no_static(asked: int) -> str | None:
+    """Why a block cannot have so many bytes of static shared memory; None if it can."""
+    if asked <= MOST_STATIC:
+        return None
+    return f"{asked} bytes of static shared memory; there may be {MOST_STATIC}"
+
+
+def why_no_patches(block: Block) -> str | None:
+    """Why warps of a block are not patches of 4 x 8 threads; None if they are."""
+    if block[0] % 4 or block[1] % 8:
+        return f"a block of {block[0]} x {block[1]} threads; this step wants patches of 4 x 8"
+    return None
+
+
 class Texture(NamedTuple):
     """An argument: the operand of this name as a texture."""
 
@@ -127,6 +141,7 @@ class CudaStep(LadderStep):
     """
 
     device: ClassVar[str] = "cuda"
+    suffix: ClassVar[str] = ".cu"
 
     sizes: Callable[[Any, Block, Parameters], Sizes]
     work: Callable[[Any, Block, Parameters], Work] | None = None

@@ -151,7 +151,7 @@ def test_weights_in_the_order_of_the_sum(
     threads: int,
 ) -> None:  # fmt: skip
     tile, widths = tile_of(outputs, lanes, vectors)
-    scheme = Scheme(problem(groups, outputs, inputs, kernel), lanes, tile, "blocks", unit, 1, 0)
+    scheme = Scheme(problem(groups, outputs, inputs, kernel), lanes, tile, 1, "blocks", unit, 0)
     shape = (groups * outputs, inputs, kernel, kernel)
     weight = np.random.default_rng(0).standard_normal(shape, np.float32)
 
@@ -170,7 +170,7 @@ def test_weights_in_the_order_of_the_sum(
 
 def test_weights_that_do_not_lie_as_they_are_counted() -> None:
     tile, _ = tile_of(32, 8, 2)
-    scheme = Scheme(problem(1, 32, 24, 1), 8, tile, "none", 8, 1, 0)
+    scheme = Scheme(problem(1, 32, 24, 1), 8, tile, 1, "none", 8, 0)
     weight = np.random.default_rng(0).standard_normal((24, 64), np.float32).T[::2]
     found = packed_weights(constant(weight), scheme)()
     np.testing.assert_array_equal(

@@ -126,8 +126,7 @@ def toolchain_status() -> ToolchainStatus:
 
 def why_unusable() -> str | None:
     """Why kernels cannot be compiled here, or None when they can."""
-    problems = toolchain_status().problems
-    return "; ".join(problems) if problems else None
+    return "; ".join(toolchain_status().problems) or None
 
 
 def find_ispc() -> Ispc:

@@ -280,8 +280,8 @@ def _shape(problem: Problem, has_prologue: bool, isa: Isa, compensated: bool) ->
 
 def _blocked(problem: Problem, shape: _Shape, tile: Tile, any_size: bool = False) -> list[Scheme]:
     """The schemes with blocks of all different sizes, or with ``any_size`` of a few."""
-    decisions = (shape.packing, shape.unit, 1, shape.chunk, shape.part, shape.compensated)
-    smallest = Scheme(problem, shape.lanes, tile, *decisions, any_size=any_size)
+    decisions = (shape.packing, shape.unit, shape.chunk, shape.part, shape.compensated)
+    smallest = Scheme(problem, shape.lanes, tile, 1, *decisions, any_size=any_size)
     step = tile.columns if smallest.by_columns else tile.rows
     steps = -(-problem.out_size[1 if smallest.by_columns else 0] // step)
     counts: Sequence[int] = range(1, steps + 1)
@@ -400,10 +400,6 @@ class Algorithm(ABC):
     @abstractmethod
     def weight_bytes(self, scheme: Any) -> int:
         """Size of the packed weights."""
-
-    @abstractmethod
-    def workspace_bytes(self, scheme: Any) -> int:
-        """Size of the workspace between its kernels; the scratch of threads is not counted."""
 
     @abstractmethod
     def print(self, parts: Parts, scheme: Any, threads: int) -> PrintedContraction:

@@ -28,7 +28,7 @@ from .numbers import PARAMETER, Numbers, absorbed, printed_once
 from .pack import Packer
 from .problem import BlockedView, Problem
 from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme, Tile
-from .tile import print_tile, tile_name
+from .tile import print_block, print_by_width, print_tile, tile_name
 from .weights import packed_inputs, packed_outputs, packed_weights
 
 
@@ -147,9 +147,7 @@ class _Kernel:
         )
         names += [f"p{i}" for i in range(len(self.packer.vectors))]
         names += [f"e{i}" for i in range(len(self.epilogue.vectors))]
-        problem = self.problem
-        views = {"x": problem.source, "y": problem.result}
-        views |= {f"z{i}": view for i, view in enumerate(problem.others)}
+        views = {"x": self.problem.source, **self.problem.result_views}
         for i, name in enumerate(names):
             element = views[name].element if name in views else ELEMENTS["float32"]
             if name == "y":
@@ -180,15 +178,7 @@ class _Kernel:
             code.line(f"block /= {groups};")
         code.line(f"const uniform int64 image = block / {blocks};")
         code.line(f"block %= {blocks};")
-        end = number("end_of_out", problem.out_size[1 if scheme.by_columns else 0])
-        size = number("block_size", scheme.block)
-        if scheme.by_columns:
-            code.line(f"const uniform int r0 = 0, r1 = 1, c0 = block * {size};")
-            code.line(f"const uniform int c1 = min(c0 + {size}, {end});")
-        else:
-            columns = number("out_columns", problem.out_size[1])
-            code.line(f"const uniform int c0 = 0, c1 = {columns}, r0 = block * {size};")
-            code.line(f"const uniform int r1 = min(r0 + {size}, {end});")
+        print_block(code, scheme, number)
         self._scratch()
         x_image = number("x_image", problem.source.image)
         code.line(f"{problem.source.element.constant_pointer} xn = x + image * {x_image};")
@@ -207,14 +197,7 @@ class _Kernel:
         for i, view in enumerate(problem.others):
             z_image = number(f"z{i}_image", view.image)
             code.line(f"{view.element.constant_pointer} zn{i} = z{i} + image * {z_image};")
-        if tile.narrow and tile.wide:
-            wide = number("wide", tile.wide)
-            with code.block(f"if (part < {wide})"):
-                self._tiles(tile.vectors, f"part * {tile.vectors}")
-            with code.block("else"):
-                self._tiles(tile.vectors - 1, f"part * {tile.vectors - 1} + {wide}")
-        else:
-            self._tiles(tile.vectors, f"part * {tile.vectors}")
+        print_by_width(code, tile, number, self._tiles)
 
     def _group_offset(self, source: BlockedView) -> str:
         first = f"group * {self.numbers('inputs', self.problem.in_channels)}"
@@ -383,9 +366,6 @@ class Direct(Algorithm):
 
     def weight_bytes(self, scheme: Scheme) -> int:
         return 4 * scheme.groups * scheme.slots * scheme.problem.depth
-
-    def workspace_bytes(self, scheme: Scheme) -> int:
-        return 0
 
     def print(self, parts: Parts, scheme: Scheme, threads: int) -> PrintedContraction:
         if parts.source.dtype in INT8_DTYPES:

@@ -198,7 +198,8 @@ class IntegerConvolution(IntegerKernel):
         words = self.batch * self.groups * self.steps * self.planes.words + slack
         scratch = self.tile * self.chunk_vectors * self.lanes * 4
         tasks = self.batch * self.groups * self.chunks * self.tiles
-        numbers = self.numbers()
+        header = [*self.numbers().values(), *self.planes.offsets()]
+        numbers = np.array(header, np.int64).astype(np.int32)
         order = self.groups, self.tile
         weights = partial(_weights, self.weight, self.inputs, self.unit, *order)
         starts = partial(_starts, self.parts.node.inputs[1:], self.zero, *order)
@@ -218,16 +219,10 @@ class IntegerConvolution(IntegerKernel):
         )
         return PrintedContraction("whole", (pack, compute), 4 * words)
 
-    _NAMES = (
-        *("groups", "steps", "inputs", "words", "rows", "pitch", "height", "width"),
-        *("out_rows", "out_columns", "down", "across", "above", "left", "outputs", "tiles"),
-        *("chunks", "chunk_rows", "chunk_pixels", "chunk_vectors"),
-        *("taps", "tile_words", "zero_word"),
-    )
-
-    def numbers(self) -> np.ndarray:
+    def numbers(self) -> dict[str, int]:
+        """The sizes that the kernels read, by their names."""
         planes = self.planes
-        values: dict[str, int] = {
+        return {
             **{"groups": self.groups, "steps": self.steps, "inputs": self.inputs},
             **{"words": planes.words, "rows": planes.rows, "pitch": planes.pitch},
             **{"height": planes.size[0], "width": planes.size[1]},
@@ -236,18 +231,16 @@ class IntegerConvolution(IntegerKernel):
             **{"above": planes.pads[0], "left": planes.pads[1]},
             **{"outputs": self.outputs, "tiles": self.tiles, "chunks": self.chunks},
             **{"chunk_rows": self.chunk_rows, "chunk_pixels": self.pixels},
-            "chunk_vectors": self.chunk_vectors,
-            **{"taps": prod(planes.kernel), "zero_word": self.zero_word()},
+            **{"chunk_vectors": self.chunk_vectors, "taps": prod(planes.kernel)},
             "tile_words": self.steps * prod(planes.kernel) * self.tile,
+            "zero_word": self.zero_word(),
         }
-        header = [values[name] for name in self._NAMES]
-        return np.array([*header, *planes.offsets()], np.int64).astype(np.int32)
 
     def _declare(self, code: Code, at: int) -> None:
+        names = list(self.numbers())
         code.line(f"const uniform int32 * uniform numbers = MD_IN(int32, {at});")
-        for i, name in enumerate(self._NAMES):
-            code.line(f"const uniform int32 {name} = numbers[{i}];")
-        code.line(f"const uniform int32 * uniform offsets = numbers + {len(self._NAMES)};")
+        code.lines(f"const uniform int32 {name} = numbers[{i}];" for i, name in enumerate(names))
+        code.line(f"const uniform int32 * uniform offsets = numbers + {len(names)};")
 
     def pack_text(self) -> str:
         code, kind = Code(), STORED[self.x.dtype]

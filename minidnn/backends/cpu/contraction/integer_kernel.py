@@ -47,6 +47,7 @@ class IntegerKernel:
         self.op = node.op
         self.words = self.x.dtype in INT8_DTYPES and weight.dtype == "int8"
         self.unit = WORD if self.words else 1
+        self.others = parts.others
         vectors = [v.value for operation in parts.epilogue for v in operation.vectors]
         self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
 
@@ -77,10 +78,6 @@ class IntegerKernel:
         if self.words:
             return f"{sum} = dot4add_u8i8packed({x}, {w}, {sum});"
         return f"{sum} += (int32)({x} * {w});"
-
-    @property
-    def others(self) -> tuple[Value, ...]:
-        return self.parts.others
 
     def pointers(self, code: Code) -> None:
         """Declares the pointers after those to packed input, weights, first terms and numbers: to

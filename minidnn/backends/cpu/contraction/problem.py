@@ -91,6 +91,11 @@ class Problem:
     factors: str = "float32"
 
     @property
+    def result_views(self) -> dict[str, BlockedView]:
+        """The result, ``y``, and the further tensors, ``z0`` and so on, by kernels' names."""
+        return {"y": self.result, **{f"z{i}": view for i, view in enumerate(self.others)}}
+
+    @property
     def depth(self) -> int:
         """Products of one sum."""
         return self.in_channels * self.kernel[0] * self.kernel[1]

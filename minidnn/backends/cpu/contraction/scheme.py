@@ -13,9 +13,9 @@ vector loads a cycle, and a latency of four cycles (a little more, since no sche
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Literal
 
 from ...._cached_property import cached_property
 from ..isa import Isa
@@ -143,29 +143,57 @@ AHEAD_FLOATS = 2048
 """Prefetch distance, in floats, of weights that are read only once."""
 
 
-class ResultScheme(Protocol):
-    """What the epilogue of a kernel needs to know of a scheme; see :class:`Scheme`."""
+@dataclass(frozen=True)
+class ResultScheme:
+    """How the results of a kernel are divided into the blocks that its tasks compute.
+
+    Attributes:
+        tile: how vectors of output channels are grouped into register tiles.
+        block: rows of output of one task (columns if there is one row).
+        any_size: whether the text serves every spatial size, even where another one is better for
+            this size.
+    """
+
+    problem: Problem
+    lanes: int
+    tile: Tile
+    block: int
+    any_size: bool = field(default=False, kw_only=True)
 
     @property
-    def problem(self) -> Problem: ...
+    def groups(self) -> int:
+        """Groups of channels that separate tasks compute."""
+        return self.problem.groups
 
     @property
-    def lanes(self) -> int: ...
+    def outputs(self) -> int:
+        """Output channels of one of these groups."""
+        return self.problem.out_channels
 
     @property
-    def groups(self) -> int: ...
+    def slots(self) -> int:
+        """Output channels of a group, padded to whole vectors."""
+        return -(-self.outputs // self.lanes) * self.lanes
+
+    @cached_property
+    def by_columns(self) -> bool:
+        """Whether all pixels are one row, of which a block is a range of columns."""
+        return self.problem.out_size[0] == 1 and (not self.any_size or self.problem.is_pointwise)
 
     @property
-    def outputs(self) -> int: ...
+    def blocks(self) -> int:
+        """Blocks of pixels of an image."""
+        return -(-self.problem.out_size[1 if self.by_columns else 0] // self.block)
 
     @property
-    def slots(self) -> int: ...
+    def streams(self) -> bool:
+        """Whether stores are streaming."""
+        return False
 
     @property
-    def streams(self) -> bool: ...
-
-    @property
-    def tiles_ahead(self) -> int: ...
+    def tiles_ahead(self) -> int:
+        """Prefetch distance of results, in tiles."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +208,7 @@ class Strides:
 
 
 @dataclass(frozen=True)
-class Scheme:
+class Scheme(ResultScheme):
     """All decisions about a kernel of the direct algorithm; its text follows from them.
 
     Attributes:
@@ -191,7 +219,6 @@ class Scheme:
             that holds the groups of a vector of outputs, each lane of which selects its group's;
             "lanes": for each output lane its own input channels.
         unit: channels of one step of the sum's outer loop; the code for them is unrolled.
-        block: rows of output of one task (columns if there is one row).
         chunk: K tile: steps of the outer loop that all tiles of a block take before the next chunk
             begins; 0: each tile computes its whole sums at once.
         part: steps (of a chunk) of one partial sum, which is added to the sum of those before it;
@@ -199,21 +226,16 @@ class Scheme:
         compensated: whether the rounding errors of adding partial sums are summed up, too, and
             added at the end.
         near: whether inputs in blocks of channels are in the second-level cache anyway.
-        any_size: whether the text serves every spatial size, even where another one is better for
-            this size: tiles have one row, and narrower tiles compute the remainder of a row.
+
+    With ``any_size`` tiles have one row, and narrower tiles compute the remainder of a row.
     """
 
-    problem: Problem
-    lanes: int
-    tile: Tile
     packing: Packing
     unit: int
-    block: int
     chunk: int
     part: int = 0
     compensated: bool = False
     near: bool = False
-    any_size: bool = False
 
     @property
     def spread(self) -> bool:
@@ -222,28 +244,17 @@ class Scheme:
 
     @property
     def groups(self) -> int:
-        """Groups of channels that separate tasks compute; 1 if lanes hold several groups."""
+        """1 if lanes hold several groups."""
         return 1 if self.spread else self.problem.groups
 
     @property
     def outputs(self) -> int:
-        """Output channels of one of these groups."""
         return self.problem.out_channels * (self.problem.groups if self.spread else 1)
-
-    @property
-    def slots(self) -> int:
-        """Output channels of a group, padded to whole vectors."""
-        return -(-self.outputs // self.lanes) * self.lanes
 
     @property
     def steps(self) -> int:
         """Iterations of the sum's outer loop, the last perhaps with fewer channels."""
         return -(-self.problem.in_channels // self.unit)
-
-    @cached_property
-    def by_columns(self) -> bool:
-        """Whether all pixels are one row, of which a block is a range of columns."""
-        return self.problem.out_size[0] == 1 and (not self.any_size or self.problem.is_pointwise)
 
     @property
     def narrower(self) -> list[int]:
@@ -253,11 +264,6 @@ class Scheme:
             rest = self.problem.out_size[1] % columns
             return [rest] if rest else []
         return [columns >> halved for halved in range(1, columns.bit_length())]
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of pixels of an image."""
-        return -(-self.problem.out_size[1 if self.by_columns else 0] // self.block)
 
     @property
     def tasks(self) -> int:
@@ -311,7 +317,7 @@ class Scheme:
         block_channels = min(source.block, channels)
         span = (self.window[1] - 1) * source.column + block_channels
         tap_span = (problem.kernel[1] - 1) * source.column + block_channels
-        row = min(4 * span, self.pixels[1] * _up(4 * tap_span, LINE_BYTES))
+        row = min(4 * span, self.pixels[1] * round_up(4 * tap_span, LINE_BYTES))
         return self.touched[0] * row * -(-channels // source.block)
 
     @property
@@ -347,9 +353,9 @@ class Scheme:
         """Strides of the packed block."""
         rows, columns = self.window
         if self.packing == "features":
-            return Strides(self.unit, 1, 0, _up(self.problem.in_channels, self.lanes))
+            return Strides(self.unit, 1, 0, round_up(self.problem.in_channels, self.lanes))
         if self.packing == "pixels":
-            columns = _up(columns, self.lanes)
+            columns = round_up(columns, self.lanes)
             return Strides(self.unit * rows * columns, rows * columns, columns, 1)
         return Strides(rows * columns * self.lanes, 1, columns * self.lanes, self.lanes)
 
@@ -477,7 +483,7 @@ class Scheme:
         return 4 * (self.packed_floats + self.sums_floats)
 
 
-def _up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
     """The least multiple that is not below ``number``."""
     return -(-number // multiple) * multiple
 

@@ -3,17 +3,48 @@ matrix products: the loops over a sum's terms, between initial values and the ep
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from ...codegen.code import Code
 from .epilogue import Epilogue
 from .numbers import PARAMETER, Numbers
-from .scheme import LINE_FLOATS, OFTEN, Scheme
+from .scheme import LINE_FLOATS, OFTEN, ResultScheme, Scheme, Tile
 
 
 def tile_name(rows: int, columns: int, vectors: int) -> str:
     """The name of the function that :func:`print_tile` prints for such a tile."""
     return f"@_tile_{rows}x{columns}x{vectors}"
+
+
+def print_block(code: Code, scheme: ResultScheme, numbers: Numbers) -> None:
+    """Prints the rows, from ``r0`` up to ``r1``, and columns, from ``c0`` up to ``c1``, of the
+    results of the block number ``block``."""
+    out = scheme.problem.out_size
+    end = numbers("end_of_out", out[1 if scheme.by_columns else 0])
+    size = numbers("block_size", scheme.block)
+    if scheme.by_columns:
+        code.line(f"const uniform int r0 = 0, r1 = 1, c0 = block * {size};")
+        code.line(f"const uniform int c1 = min(c0 + {size}, {end});")
+    else:
+        columns = numbers("out_columns", out[1])
+        code.line(f"const uniform int c0 = 0, c1 = {columns}, r0 = block * {size};")
+        code.line(f"const uniform int r1 = min(r0 + {size}, {end});")
+
+
+def print_by_width(
+    code: Code, tile: Tile, numbers: Numbers, print: Callable[[int, str], None]
+) -> None:
+    """Prints what a task's ``part`` of the output channels does, by ``print``: it gets the number
+    of vectors of output channels, and the index of the first one."""
+    if tile.narrow and tile.wide:
+        wide = numbers("wide", tile.wide)
+        with code.block(f"if (part < {wide})"):
+            print(tile.vectors, f"part * {tile.vectors}")
+        with code.block("else"):
+            print(tile.vectors - 1, f"part * {tile.vectors - 1} + {wide}")
+    else:
+        print(tile.vectors, f"part * {tile.vectors}")
 
 
 def print_tile(

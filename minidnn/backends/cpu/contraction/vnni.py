@@ -117,9 +117,12 @@ class VnniPacker(DotPacker):
         self.by_rows = scheme.packing == "rows"
         self.turn = " ^ 0x80" if parts.source.dtype == "int8" else ""
 
-    def _packed(self, at: str) -> str:
+    def _read(self, code: Code, at: str, channel: str | None = None) -> str:
         """An element as it is packed: as uint8, to which int8 is shifted by 128."""
         return f"({_BYTE}){at}{self.turn}"
+
+    def _zero(self) -> str:
+        return self.numbers("zero")
 
     def _rows_of_features(self, code: Code) -> None:
         number = self.numbers
@@ -129,51 +132,7 @@ class VnniPacker(DotPacker):
         with code.block("for (uniform int c = c0; c < c1; c++)"):
             code.line(f"{self.pointer} from = x + (uniform int64)c * {column};")
             code.line(f"uniform {_BYTE} * uniform to = packed + (c - c0) * {size};")
-            code.line(f"foreach (f = 0 ... {inputs}) {{ to[f] = {self._packed('from[f]')}; }}")
-
-    def _blocks(self, code: Code) -> None:
-        """Packs blocks of 64 channels, which are several blocks of ``lanes`` channels in memory."""
-        scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
-        problem = scheme.problem
-        source, parts = problem.source, BLOCK // lanes
-        blocks = number("input_blocks")
-        plane, x_row = number("x_plane"), number("x_row")
-        size = number("packed_plane")
-        width, phase = number("packed_width"), number("phase")
-        down = number("row_stride")
-        # For a 1x1 convolution only the pixels that it reads are packed.
-        strides = problem.stride if scheme.reads_all else (1, 1)
-        row_step, across = number("rows_apart"), strides[1]
-        before, left = (number(f"before_{n}") for n in "yx")
-        height, columns = (number(f"size_{n}") for n in "yx")
-        rows = "r1 - r0" if scheme.reads_all else number("packed_rows")
-        first = "r0" if scheme.reads_all else f"r0 * {down}"
-        stop = "c1 - c0" if scheme.reads_all else width
-        zero = f"to[j * {BLOCK} + programIndex] = {number('zero')};"
-        with (
-            code.block(f"for (uniform int b = 0; b < {blocks}; b++)"),
-            code.block(f"for (uniform int i = 0; i < ({rows}) * {down}; i++)"),
-        ):
-            code.line(
-                f"uniform {_BYTE} * uniform to = packed + (uniform int64)(b / {parts}) * {size} + "
-                f"(b % {parts}) * {lanes} + (i % {down} * {phase} + i / {down} * {width}) * "
-                f"{BLOCK};"
-            )
-            code.line(f"const uniform int y = ({first} + i) * {row_step} - {before};")
-            code.line(f"const uniform int x0 = c0 * {across} - {left};")
-            code.line(f"const uniform bool outside = y < 0 || y >= {height};")
-            code.line(f"const uniform int count = {stop};")
-            code.line("const uniform int begin = outside ? count : clamp(-x0, 0, count);")
-            end = f"({columns} - x0 + {across - 1}) / {across}"
-            code.line(f"const uniform int end = outside ? count : clamp({end}, begin, count);")
-            code.line(f"for (uniform int j = 0; j < begin; j++) {zero}")
-            with code.block("if (begin < end)"):
-                code.line(f"const uniform int64 block = group * {blocks} + b;")
-                code.line(f"{self.pointer} from = x + block * {plane} + y * {x_row};")
-                with code.block("for (uniform int j = begin; j < end; j++)"):
-                    at = f"from[(x0 + j * {across}) * {source.column} + programIndex]"
-                    code.line(f"to[j * {BLOCK} + programIndex] = {self._packed(at)};")
-            code.line(f"for (uniform int j = end; j < count; j++) {zero}")
+            code.line(f"foreach (f = 0 ... {inputs}) {{ to[f] = {self._read(code, 'from[f]')}; }}")
 
     def _few_channels(self, code: Code) -> None:
         """Packs rows in which the channels of a pixel are contiguous, as the packed block ("rows"),
@@ -216,7 +175,7 @@ class VnniPacker(DotPacker):
         if source.block == lanes:
             with code.block("for (uniform int j = begin; j < end; j++)"):
                 read = f"x[y * {x_row} + (x0 + j) * {source.column} + programIndex]"
-                code.line(f"to[j * {inputs} + programIndex] = {self._packed(read)};")
+                code.line(f"to[j * {inputs} + programIndex] = {self._read(code, read)};")
             return
         plane = number("x_plane")
         start = f"x + y * {x_row} + x0 * {source.column} + (uniform int64){{}} * {plane}"
@@ -224,7 +183,7 @@ class VnniPacker(DotPacker):
             with code.block(f"for (uniform int c = 0; c < {inputs}; c++)"):
                 code.line(f"{self.pointer} from = {start.format('c')};")
                 with code.block("foreach (j = begin ... end)"):
-                    read = self._packed(f"from[j * {source.column}]")
+                    read = self._read(code, f"from[j * {source.column}]")
                     code.line(f"to[j * {inputs} + c] = {read};")
             return
         # A word of each pixel: the weight of its last byte is zero.
@@ -233,7 +192,7 @@ class VnniPacker(DotPacker):
             code.line(f"{self.pointer} from{c} = {start.format(c)};")
         with code.block("foreach (j = begin ... end)"):
             for c in range(count):
-                read = self._packed(f"from{c}[j * {source.column}]")
+                read = self._read(code, f"from{c}[j * {source.column}]")
                 code.line(f"const unsigned int32 b{c} = {read};")
             shifted = [f"b{c} << {8 * c}" for c in range(1, count)]
             code.line(f"word[j] = b0 | {' | '.join(shifted)};")

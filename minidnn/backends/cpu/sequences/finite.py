@@ -74,21 +74,18 @@ def _holds(plan: KernelPlan, binding: Binding, segment: int, bound: float) -> bo
             known[number] = Interval(-bound, bound)
     for step in plan.steps:
         for operation in step.segments[segment]:
-            if operation.window is None:
-                known[operation.result] = _run(operation, known, vectors)
-                if plan.planes[operation.result].dtype == "bfloat16":
-                    known[operation.result] = _rounded(known[operation.result])
-                continue
-            source = known[operation.operands[0]]
-            if is_looped(operation.window):
-                known[operation.result] = _ANYTHING
-                continue
-            if operation.window.reduction == "max" and source.nan:
-                return False
-            extent = plan.planes[operation.operands[0]].extent
-            known[operation.result] = _window(operation.window, source, extent)
-            if plan.planes[operation.result].dtype == "bfloat16":
-                known[operation.result] = _rounded(known[operation.result])
+            window, number = operation.window, operation.result
+            if window is None:
+                result = _run(operation, known, vectors)
+            elif is_looped(window):
+                result = _ANYTHING
+            else:
+                source = known[operation.operands[0]]
+                if window.reduction == "max" and source.nan:
+                    return False
+                result = _window(window, source, plan.planes[operation.operands[0]].extent)
+            is_rounded = plan.planes[number].dtype == "bfloat16"
+            known[number] = _rounded(result) if is_rounded else result
     return True
 
 

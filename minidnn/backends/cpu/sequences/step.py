@@ -219,7 +219,9 @@ class StepPrinter:
     def _row_group(self, rows: int) -> None:
         """A group of rows: pointers to rows, then the loop over columns, two at once."""
         code = self.code
-        window = self._window_printer(rows) if self.window is not None else None
+        window = None
+        if self.window is not None and not is_looped(self.window):
+            window = WindowPrinter(code, self.window, rows, self._load_tap, self.fast)
         self._row_pointers(rows, window)
         code.line("uniform int j = 0;")
         if window is not None:
@@ -230,12 +232,6 @@ class StepPrinter:
                 self._outputs(rows, columns_at_once, window)
         with code.block("for (; j < n; j++)"):
             self._outputs(rows, 1, window)
-
-    def _window_printer(self, rows: int) -> WindowPrinter | None:
-        assert self.window is not None
-        if is_looped(self.window):
-            return None
-        return WindowPrinter(self.code, self.window, rows, self._load_tap, self.fast)
 
     def _source(self) -> int:
         return next(o.operands[0] for o in self.operations if o.window is not None)
@@ -266,7 +262,8 @@ class StepPrinter:
         element = ELEMENTS["float32"] if number in self.temporaries else view.element
         pointer = element.pointer_type(self.planes[number].input is view)
         if number in self.temporaries:
-            at = f"{self.temporaries[number]} + (y + {row} - first) * {self._width * self.lanes}"
+            pitch = self.most_columns * self.lanes
+            at = f"{self.temporaries[number]} + (y + {row} - first) * {pitch}"
         else:
             at = f"{self._pointer(number, view)}"
             if not self._is_flat(number, 0):
@@ -274,10 +271,6 @@ class StepPrinter:
             if not self._is_flat(number, 1):
                 at += f" + {self.xb} * {view.pixel}"
         self.code.line(f"{pointer} p{number}_{row} = {at};")
-
-    @property
-    def _width(self) -> int:
-        return self.most_columns
 
     def _is_flat(self, number: int, axis: int) -> bool:
         """Whether an input has one position along an axis, which is broadcast to all results."""

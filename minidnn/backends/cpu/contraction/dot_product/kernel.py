@@ -26,6 +26,7 @@ from ..choose import Algorithm, Speed, overlapped
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, absorbed, printed_for_all_sizes
 from ..problem import Problem
+from ..tile import print_block, print_by_width
 from ..weights import packed_channels, packed_outputs
 from .pack import DotPacker, pack_bf16
 from .products import DOT_NUMBERS, LINE, SchemeNumbers
@@ -174,8 +175,6 @@ class DotKernel:
         """Prints ``@_pixels``, a function that computes all pixels of a block for some vectors of
         output channels."""
         code, scheme, number = self.code, self.scheme, self.numbers
-        views = [("y", self.problem.result)]
-        views += [(f"z{i}", view) for i, view in enumerate(self.problem.others)]
         parameters = [PARAMETER, "const uniform int8 * uniform packed"]
         parameters += ["const uniform int32 * uniform offsets", "const uniform int8 * uniform w"]
         parameters += [f"uniform {self.sums} * uniform sums"]
@@ -203,7 +202,8 @@ class DotKernel:
                     calls.insert(0, f"if (all - q <= 16) {last_tile}({arguments_of_products});")
                 for i, call in enumerate(calls):
                     code.line(f"else {call}" if i or self.exact else call)
-                arguments = ["numbers", "sums", "bias", *(f"{name}_" for name, _ in views)]
+                arguments = ["numbers", "sums", "bias"]
+                arguments += [f"{name}_" for name in self.problem.result_views]
                 arguments += [f"e{i}_" for i in range(len(self.epilogue.vectors))]
                 arguments += ["first", "limit", "q", "end", "width"]
                 code.line(f"@_finish{vectors}({', '.join(arguments)});")
@@ -228,13 +228,13 @@ class DotKernel:
 
     def _pointers(self) -> None:
         code, problem = self.code, self.problem
-        views = {"x": problem.source, "y": problem.result}
-        others = {f"z{i}": view for i, view in enumerate(problem.others)}
+        views = {"x": problem.source, **problem.result_views}
+        others = [f"z{i}" for i in range(len(problem.others))]
         names = ["x", *others, "y", "weights", "bias", "offsets"]
         names += [f"p{i}" for i in range(len(self.packer.vectors))]
         names += [f"e{i}" for i in range(len(self.epilogue.vectors))]
         for i, name in enumerate(names):
-            element = (views | others)[name].element if name in views | others else None
+            element = views[name].element if name in views else None
             if name == "y":
                 assert element is not None
                 code.line(f"{element.pointer} y = MD_OUT({element.type}, {i});")
@@ -248,7 +248,6 @@ class DotKernel:
 
     def _task(self) -> None:
         scheme, code, number = self.scheme, self.code, self.numbers
-        tile = scheme.tile
         parts, blocks = number("parts"), number("blocks")
         code.line(f"const uniform int part = t % {parts};")
         code.line(f"uniform int block = t / {parts};")
@@ -258,15 +257,7 @@ class DotKernel:
         images = number("images")
         code.line(f"const uniform int64 image = (uniform int64)(block / {blocks}) * {images};")
         code.line(f"block %= {blocks};")
-        end = number("end_of_out")
-        size = number("block_size")
-        if scheme.by_columns:
-            code.line(f"const uniform int r0 = 0, r1 = 1, c0 = block * {size};")
-            code.line(f"const uniform int c1 = min(c0 + {size}, {end});")
-        else:
-            columns = number("out_columns")
-            code.line(f"const uniform int c0 = 0, c1 = {columns}, r0 = block * {size};")
-            code.line(f"const uniform int r1 = min(r0 + {size}, {end});")
+        print_block(code, scheme, number)
         stored = f"uniform {scheme.word.stored} * uniform"
         code.line(f"{stored} packed = ({stored})md_scratch;")
         packed_bytes = number("packed_bytes")
@@ -290,14 +281,7 @@ class DotKernel:
                 call = f"@_pack({', '.join(arguments)}, group, r0, r1, c0, c1)"
                 code.line(f"if ({call}) special = true;" if self.exact else f"{call};")
             code.line(f"held = t / {parts};")
-        if tile.narrow and tile.wide:
-            wide = number("wide")
-            with code.block(f"if (part < {wide})"):
-                self._call(tile.vectors, f"part * {tile.vectors}")
-            with code.block("else"):
-                self._call(tile.vectors - 1, f"part * {tile.vectors - 1} + {wide}")
-        else:
-            self._call(tile.vectors, f"part * {tile.vectors}")
+        print_by_width(code, scheme.tile, number, self._call)
 
     def _call(self, vectors: int, slot: str) -> None:
         """Prints the calls that compute a task's pixels, for its ``vectors`` vectors of output
@@ -310,12 +294,10 @@ class DotKernel:
         at = f"group * {number('slots')} + slot"
         weights = f"weights + (uniform int64)({at}) * {number('weight_bytes')}"
         images, image_bytes = number("images"), number("image_bytes")
-        views = [("y", problem.result)]
-        views += [(f"z{i}", view) for i, view in enumerate(problem.others)]
         tensors = [
             f"{name} + (image + i) * {number(f'{name}_image')} + "
             f"r0 * {number(f'{name}_row')} + c0 * {view.column}"
-            for name, view in views
+            for name, view in problem.result_views.items()
         ]
         packed = f"(const uniform int8 * uniform)packed + i * {image_bytes}"
         arguments = ["numbers", packed, "offsets", weights]
@@ -367,9 +349,6 @@ class DotProduct(Algorithm):
 
     def weight_bytes(self, scheme: DotScheme) -> int:
         return scheme.weight_bytes
-
-    def workspace_bytes(self, scheme: DotScheme) -> int:
-        return 0
 
     def print(self, parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
         weight, *bias = parts.node.inputs[1:]

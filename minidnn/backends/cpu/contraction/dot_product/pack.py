@@ -93,12 +93,23 @@ class DotPacker(Prologue):
                 code.line(f"to[f] = {self._read(code, 'from[f]')};")
             code.line(f"foreach (f = {inputs} ... {size}) {{ to[f] = 0; }}")
 
+    def _zero(self) -> str:
+        """An element of the padding, as it is packed."""
+        return "0"
+
     def _blocks(self, code: Code) -> None:
-        """Packs blocks of 32 channels, which are two blocks of 16 in memory."""
+        """Packs blocks of ``word.block`` channels, which are several blocks of ``lanes`` channels
+        in memory."""
         scheme, number, lanes = self.scheme, self.numbers, self.scheme.lanes
-        problem = scheme.problem
-        source = problem.source
+        problem, word = scheme.problem, scheme.word
+        source, stored, size_of_block = problem.source, word.stored, word.block
         blocks = number("input_blocks")
+        # Of two blocks of 16 channels in memory the second may be missing.
+        halves = word is BF16_PAIR
+        count = f"({blocks} + 1) / 2 * 2" if halves else blocks
+        missing = f"b >= {blocks} || " if halves else ""
+        parts = size_of_block // lanes
+        packed_block, part = ("b >> 1", "b & 1") if halves else (f"b / {parts}", f"b % {parts}")
         plane, x_row = number("x_plane"), number("x_row")
         size = number("packed_plane")
         width, phase = number("packed_width"), number("phase")
@@ -106,28 +117,29 @@ class DotPacker(Prologue):
         # For a 1x1 convolution only the pixels that it reads are packed.
         strides = problem.stride if scheme.reads_all else (1, 1)
         row_step, across = number("rows_apart"), strides[1]
-        step = number("stride_x")
+        step = number("stride_x") if halves else across
         before, left = (number(f"before_{n}") for n in "yx")
         height, columns = (number(f"size_{n}") for n in "yx")
         rows = "r1 - r0" if scheme.reads_all else number("packed_rows")
         first = "r0" if scheme.reads_all else f"r0 * {down}"
         stop = "c1 - c0" if scheme.reads_all else width
+        zero = f"to[j * {size_of_block} + programIndex] = {self._zero()};"
         with (
-            code.block(f"for (uniform int b = 0; b < ({blocks} + 1) / 2 * 2; b++)"),
+            code.block(f"for (uniform int b = 0; b < {count}; b++)"),
             code.block(f"for (uniform int i = 0; i < ({rows}) * {down}; i++)"),
         ):
             code.line(
-                f"uniform {_SHORT} * uniform to = packed + (uniform int64)(b >> 1) * {size} + "
-                f"(b & 1) * {lanes} + (i % {down} * {phase} + i / {down} * {width}) * {BLOCK};"
+                f"uniform {stored} * uniform to = packed + (uniform int64)({packed_block}) * "
+                f"{size} + ({part}) * {lanes} + (i % {down} * {phase} + i / {down} * {width}) * "
+                f"{size_of_block};"
             )
             code.line(f"const uniform int y = ({first} + i) * {row_step} - {before};")
             code.line(f"const uniform int x0 = c0 * {step} - {left};")
-            code.line(f"const uniform bool outside = b >= {blocks} || y < 0 || y >= {height};")
+            code.line(f"const uniform bool outside = {missing}y < 0 || y >= {height};")
             code.line(f"const uniform int count = {stop};")
             code.line("const uniform int begin = outside ? count : clamp(-x0, 0, count);")
             end = f"({columns} - x0 + {across - 1}) / {across}"
             code.line(f"const uniform int end = outside ? count : clamp({end}, begin, count);")
-            zero = f"to[j * {BLOCK} + programIndex] = 0;"
             code.line(f"for (uniform int j = 0; j < begin; j++) {zero}")
             with code.block("if (begin < end)"):
                 code.line(f"const uniform int64 block = group * {blocks} + b;")
@@ -138,10 +150,10 @@ class DotPacker(Prologue):
                     at = f"from[(x0 + j * {across}) * {source.column} + programIndex]"
                     read = self._read(code, at, f"b * {lanes} + programIndex")
                     if scheme.reads_padding:
-                        code.line(f"const {_SHORT} n = {read};")
+                        code.line(f"const {stored} n = {read};")
                         code.line("most = max(most, (unsigned int)n & 0x7fff);")
                         read = "n"
-                    code.line(f"to[j * {BLOCK} + programIndex] = {read};")
+                    code.line(f"to[j * {size_of_block} + programIndex] = {read};")
             code.line(f"for (uniform int j = end; j < count; j++) {zero}")
 
     def _few_channels(self, code: Code) -> None:

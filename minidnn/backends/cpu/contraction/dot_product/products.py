@@ -332,7 +332,6 @@ class SchemeNumbers(Numbers):
         if name == "zero":
             return self._zero
         tensor, _, field = name.partition("_")
-        problem = self._scheme.problem
-        view: BlockedView = problem.result if tensor == "y" else problem.others[int(tensor[1:])]
+        view: BlockedView = self._scheme.problem.result_views[tensor]
         value: int = getattr(view, field)
         return value

@@ -16,7 +16,7 @@ from minidnn.graph.types import ITEMSIZE
 
 from ...isa import Isa
 from ..problem import Problem
-from ..scheme import Tile, split_vectors
+from ..scheme import ResultScheme, Tile, round_up, split_vectors
 from .products import BF16_PAIR, LINE, PackedElement, Products
 
 Packing = Literal["blocks", "features", "rows", "unrolled"]
@@ -50,7 +50,7 @@ _WEIGHT_BYTES, _FAR_WEIGHT_BYTES, _NEAR = 32.0, 8.0, 1 << 20
 
 
 @dataclass(frozen=True)
-class DotScheme:
+class DotScheme(ResultScheme):
     """All decisions about a kernel of dot products; its text follows from them.
 
     Attributes:
@@ -60,66 +60,26 @@ class DotScheme:
             that the taps of a kernel row are one contiguous run of terms, whose padding is whatever
             comes next, times weights of zero; "unrolled": all inputs of each result's window.
         tiles: whether AMX tiles compute the products, or vectors.
-        pixels: pixels of a register tile; ``tile`` says how vectors of outputs are grouped.
-        block: rows of results of one task (columns if there is one row).
+        pixels: pixels of a register tile.
         merged: groups of the contraction that are one group of ``problem``, with weights of zero
             between them.
         images: images whose blocks one task computes, if a block is all of an image: weights that
             do not stay in a second-level cache are read less often.
-        any_size: whether the text serves every spatial size, even if another is better for this.
     """
 
     word: ClassVar[PackedElement] = BF16_PAIR
 
-    problem: Problem
-    lanes: int
     packing: Packing
     tiles: bool
     pixels: int
-    tile: Tile
-    block: int
     merged: int = 1
     images: int = 1
-    any_size: bool = False
-
-    @property
-    def streams(self) -> bool:
-        """Whether stores are streaming: with half a cache line at a time they would not pay."""
-        return False
-
-    @property
-    def tiles_ahead(self) -> int:
-        """Prefetch distance of results, in tiles."""
-        return 0
-
-    @property
-    def groups(self) -> int:
-        return self.problem.groups
-
-    @property
-    def outputs(self) -> int:
-        """Output channels of a group."""
-        return self.problem.out_channels
-
-    @property
-    def slots(self) -> int:
-        """Output channels of a group, padded to whole vectors."""
-        return -(-self.outputs // self.lanes) * self.lanes
 
     @property
     def vectors_of_parts(self) -> list[int]:
         """The number of vectors of output channels of each task's part of a group."""
         tile = self.tile
         return [tile.vectors] * tile.wide + [tile.vectors - 1] * tile.narrow
-
-    @cached_property
-    def by_columns(self) -> bool:
-        return self.problem.out_size[0] == 1 and (not self.any_size or self.problem.is_pointwise)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of pixels of an image."""
-        return -(-self.problem.out_size[1 if self.by_columns else 0] // self.block)
 
     @property
     def tasks(self) -> int:
@@ -254,12 +214,12 @@ class DotScheme:
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed blocks of a task, and of what the last tile reads past their end."""
-        return _up(self.images * self.image_bytes + self.pixels * self.step, 64)
+        return round_up(self.images * self.image_bytes + self.pixels * self.step, 64)
 
     @property
     def image_bytes(self) -> int:
         """Bytes from an image's packed block to the next one's."""
-        return _up(self.block_bytes, 64)
+        return round_up(self.block_bytes, 64)
 
     @property
     def block_bytes(self) -> int:
@@ -473,8 +433,8 @@ def schemes_of(
     if not wide:
         wide, narrow = narrow, 0
     tile = Tile(1, 1, vectors, wide, narrow)
-    decisions = (problem, isa.lanes, packing, tiles, _TILE_PIXELS if tiles else _MOST_PIXELS, tile)
-    smallest = kind(*decisions, block=1, merged=merged, any_size=any_size)
+    decisions = (packing, tiles, _TILE_PIXELS if tiles else _MOST_PIXELS, merged)
+    smallest = kind(problem, isa.lanes, tile, 1, *decisions, any_size=any_size)
     size = problem.out_size[1 if smallest.by_columns else 0]
     counts: Iterable[int] = range(1, size + 1)
     if any_size:  # chosen in a call that waits for it
@@ -494,7 +454,3 @@ def schemes_of(
 def _pixels(count: int) -> int:
     """Pixels of a register tile in vectors, for a block of ``count`` pixels."""
     return min(range(1, _MOST_PIXELS + 1), key=lambda n: (-(-count // n) * (max(n, 5) + 1), -n))
-
-
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

@@ -277,8 +277,5 @@ class Winograd(Algorithm):
     def weight_bytes(self, scheme: WinogradScheme) -> int:
         return scheme.weight_bytes
 
-    def workspace_bytes(self, scheme: WinogradScheme) -> int:
-        return scheme.workspace_bytes
-
     def print(self, parts: Parts, scheme: WinogradScheme, threads: int) -> PrintedContraction:
         return print_winograd(parts, scheme)

@@ -205,9 +205,7 @@ def print_store(
     code.line(f"const uniform int row1 = {row} * {m};")
     code.line(f"const uniform int column1 = {column} * {m};")
     arguments = ["numbers", "products", "bias + first"]
-    views = [("y", problem.result)]
-    views += [(f"z{i}", view) for i, view in enumerate(problem.others)]
-    for name, view in views:
+    for name, view in problem.result_views.items():
         image_stride = numbers(f"{name}_image", view.image)
         row_stride = numbers(f"{name}_row", view.row)
         arguments.append(

@@ -310,10 +310,8 @@ class _Into(_Printer):
         code, scheme, numbers = self.code, self.scheme, self.numbers
         code.line("uniform float * uniform zeros = (uniform float * uniform)md_scratch;")
         self.clear()
-        down, across = (
-            numbers("tiles_down", scheme.tiles[0]),
-            numbers("tiles_across", scheme.tiles[1]),
-        )
+        down = numbers("tiles_down", scheme.tiles[0])
+        across = numbers("tiles_across", scheme.tiles[1])
         rows = numbers("tile_rows", scheme.problem.batch * scheme.tiles[0])
         plane = numbers("v_plane", scheme.plane)
         code.line(f"const uniform int b = t / {rows};")

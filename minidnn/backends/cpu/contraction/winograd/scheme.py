@@ -295,14 +295,14 @@ class WinogradScheme:
         )
         unit = min(lanes, problem.in_channels)
         part = max(1, round(part_terms(problem.in_channels, self.transform.outputs) / unit))
-        return Scheme(product, lanes, self.tile, "none", unit, self.chunk, 0, part, near=True)
+        return Scheme(product, lanes, self.tile, self.chunk, "none", unit, 0, part, near=True)
 
     @cached_property
     def result(self) -> Scheme:
         """The scheme that the epilogue follows: tiles of m x m pixels, one vector of channels."""
         m, lanes = self.transform.outputs, self.lanes
         tile = Tile(m, m, 1, self.output_blocks, 0)
-        return Scheme(self.problem, lanes, tile, "none", lanes, self.problem.out_size[0], 0)
+        return Scheme(self.problem, lanes, tile, self.problem.out_size[0], "none", lanes, 0)
 
 
 def part_terms(terms: int, outputs: int) -> int:
