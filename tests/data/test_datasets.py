@@ -98,7 +98,8 @@ def test_a_step_must_be_a_function() -> None:
 def test_classes_are_a_number_or_names(classes: Any) -> None:
     with pytest.raises(DataError, match=f"classes={classes!r}; valid is a number of at least 0, o"):
         Arrays(np.zeros((2, 3)), np.arange(2), classes=classes)
-    assert Arrays(np.zeros((2, 3)), np.arange(2), classes=np.int64(2)).classes == ("0", "1")
+    two: Any = np.int64(2)
+    assert Arrays(np.zeros((2, 3)), np.arange(2), classes=two).classes == ("0", "1")
 
 
 def test_a_step_that_fails_is_named() -> None:
