@@ -320,10 +320,10 @@ def objective_of(loss: Any, metrics: Any, targets: Targets | None) -> Objective:
         _check_left_out(f"metrics[{name!r}]", given, chosen, name)
         if isinstance(given, Mapping):
             suggested = chosen.get(name)
-            own: Mapping[str, Any] = suggested if isinstance(suggested, Mapping) else {}
+            known: Mapping[str, Any] = suggested if isinstance(suggested, Mapping) else {}
             for inner, metric in given.items():
-                _check_left_out(f"metrics[{name!r}][{inner!r}]", metric, own, inner)
-            given = dict(own) | dict(given)
+                _check_left_out(f"metrics[{name!r}][{inner!r}]", metric, known, inner)
+            given = dict(known) | dict(given)
         chosen[str(name)] = given
     return Objective(loss, _without_none(chosen), types)
 
