@@ -64,8 +64,7 @@ def _few(batch: int, source: Tensor, target: Tensor) -> Launch:
         code.line(f"const long long n = t / {plane}, p = t % {plane};")
         code.line(f"x += n * {source.image} + p * {source.pixel} + {source.offset};")
         code.line(f"y += n * {target.image} + p * {target.pixel} + {target.offset};")
-        code.line("#pragma unroll")
-        with code.block(f"for (int c = 0; c < {source.channels}; c++)"):
+        with code.unrolled(f"for (int c = 0; c < {source.channels}; c++)"):
             code.line(f"y[c * {target.channel}ll] = x[c * {source.channel}ll];")
     return _launch("few", code, (-(-batch * plane // 256), 1, 1), (256, 1, 1))
 
@@ -102,28 +101,24 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
         across, rows = _shares(tile, reads)
         code.line(f"const int a = threadIdx.x % {across} * {reads}, b = threadIdx.x / {across};")
         code.line(f"md_pack<{reads}, {element}> packs[{-(-tile // rows)}];")
-        code.line("#pragma unroll")
-        with code.block(f"for (int k = 0; k < {tile}; k += {rows})"):
+        shares = f"for (int k = 0; k < {tile}; k += {rows})"
+        with code.unrolled(shares):
             code.line("const int o = outer + b + k, i = inner + a;")
             code.line(f"if (b + k < {tile} && o < {outer} && i < {inner})")
             address = f"(x + (o * {from_outer}ll + i))"
             word = f"md_word<{reads * source.itemsize}>::type"
             code.line(f"  packs[k / {rows}].word = *(const {word} *){address};")
-        code.line("#pragma unroll")
-        with code.block(f"for (int k = 0; k < {tile}; k += {rows})"):
-            code.line("#pragma unroll")
-            with code.block(f"for (int j = 0; j < {reads}; j++)"):
-                code.line(f"if (b + k < {tile}) tile[b + k][a + j] = packs[k / {rows}].items[j];")
+        with code.unrolled(shares), code.unrolled(f"for (int j = 0; j < {reads}; j++)"):
+            code.line(f"if (b + k < {tile}) tile[b + k][a + j] = packs[k / {rows}].items[j];")
         code.line("__syncthreads();")
         across, rows = _shares(tile, writes)
         code.line(f"const int c = threadIdx.x % {across} * {writes}, d = threadIdx.x / {across};")
-        code.line("#pragma unroll")
-        with code.block(f"for (int k = d; k < {tile}; k += {rows})"):
+        with code.unrolled(f"for (int k = d; k < {tile}; k += {rows})"):
             code.line("const int i = inner + k, o = outer + c;")
             code.line(f"if (o >= {outer} || i >= {inner}) continue;")
             code.line(f"md_pack<{writes}, {element}> pack;")
-            code.line("#pragma unroll")
-            code.line(f"for (int j = 0; j < {writes}; j++) pack.items[j] = tile[c + j][k];")
+            item = "pack.items[j] = tile[c + j][k]"
+            code.unrolled_line(f"for (int j = 0; j < {writes}; j++) {item};")
             address = f"y + (i * {to_inner}ll + o)"
             wide = writes > 1 or target.itemsize > 2
             code.line(
@@ -230,8 +225,7 @@ def _print_read(code: Code, k: int, x: Tensor, count: int, begin: int, pixels: i
     rounds = -(-pixels * count // THREADS)
     code.line(f"{_raw(x)} v{k}[{rounds}];")
     code.line(f"int to{k}[{rounds}];")
-    code.line("#pragma unroll")
-    with code.block(f"for (int j = 0; j < {rounds}; j++)"):
+    with code.unrolled(f"for (int j = 0; j < {rounds}; j++)"):
         code.line(f"const int t = threadIdx.x + j * {THREADS}, p = t / {count};")
         code.line(f"to{k}[j] = -1;")
         with code.block("if (p < most)"):
@@ -243,8 +237,7 @@ def _print_read(code: Code, k: int, x: Tensor, count: int, begin: int, pixels: i
 
 def _print_scatter(code: Code, k: int, count: int, pixels: int, channels: int) -> None:
     """Prints how the elements of source ``k`` are stored in the tile, at their target channels."""
-    code.line("#pragma unroll")
-    with code.block(f"for (int j = 0; j < {-(-pixels * count // THREADS)}; j++)"):
+    with code.unrolled(f"for (int j = 0; j < {-(-pixels * count // THREADS)}; j++)"):
         code.line(f"const int p = (threadIdx.x + j * {THREADS}) / {count};")
         code.line(f"if (to{k}[j] >= 0) tile[p * {channels} + to{k}[j]] = v{k}[j];")
 

@@ -189,29 +189,23 @@ def _short_group_norm(
         each = f"for (int j = 0; j < {pack}; j++)"
         inside = f"lane + t * {lanes} < {packs}"
         offset = f"(lane + t * {lanes}) * {pack}"
-        code.line("#pragma unroll")
-        with code.block(loop):
-            code.line("#pragma unroll")
-            code.line(f"{each} v[t][j] = 0.0f;")
+        with code.unrolled(loop):
+            code.unrolled_line(f"{each} v[t][j] = 0.0f;")
             code.line(f"if (there && {inside}) md_load<{pack}>(v[t], x + first + {offset});")
         code.line("float mean = 0.0f, rest = 0.0f, variance = 0.0f;")
         count = literal(float(length))
 
         def print_mean(value: str, term: str) -> None:
-            code.line("#pragma unroll")
-            with code.block(loop):
+            with code.unrolled(loop):
                 code.line("float part = 0.0f;")
-                code.line("#pragma unroll")
-                code.line(f"{each} part += {term};")
+                code.unrolled_line(f"{each} part += {term};")
                 code.line(f"{value} += part;")
             _combine_lanes(code, value, lanes)
             code.line(f"{value} /= {count};")
 
         def print_centered(value: str) -> None:
-            code.line("#pragma unroll")
-            with code.block(loop):
-                code.line("#pragma unroll")
-                code.line(f"{each} v[t][j] = {inside} ? v[t][j] - {value} : 0.0f;")
+            with code.unrolled(loop):
+                code.unrolled_line(f"{each} v[t][j] = {inside} ? v[t][j] - {value} : 0.0f;")
 
         print_mean("mean", "v[t][j]")
         print_centered("mean")
@@ -219,11 +213,9 @@ def _short_group_norm(
         print_centered("rest")
         print_mean("variance", "v[t][j] * v[t][j]")
         code.line(f"const float scale = sqrtf(variance + {literal(op.eps)});")
-        code.line("#pragma unroll")
-        with code.block(loop):
+        with code.unrolled(loop):
             code.line(f"if (!there || !({inside})) continue;")
-            code.line("#pragma unroll")
-            with code.block(each):
+            with code.unrolled(each):
                 code.line("v[t][j] = v[t][j] / scale;")
                 _scale_channel(code, op, type, vectors, "v[t][j]", "row", f"({offset} + j)")
             code.line(f"md_store<{pack}>(y + first + {offset}, v[t]);")
@@ -233,5 +225,4 @@ def _short_group_norm(
 def _combine_lanes(code: Code, value: str, lanes: int) -> None:
     """Prints the sum over ``lanes`` neighbouring threads, in a fixed order; all have the result."""
     other = f"__shfl_xor_sync(0xffffffffu, {value}, s)"
-    code.line("#pragma unroll")
-    code.line(f"for (int s = {lanes // 2}; s; s >>= 1) {value} += {other};")
+    code.unrolled_line(f"for (int s = {lanes // 2}; s; s >>= 1) {value} += {other};")

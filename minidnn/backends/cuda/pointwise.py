@@ -79,8 +79,7 @@ def print_pointwise(
             code.line(f"float a{i}[{lanes}];")
             code.line(f"md_load<{lanes}>(a{i}, x{i} + {grid.address(tensor)});")
         code.line(f"float r[{lanes}];")
-        code.line("#pragma unroll")
-        with code.block(f"for (int j = 0; j < {lanes}; j++)"):
+        with code.unrolled(f"for (int j = 0; j < {lanes}; j++)"):
             rounded = TYPES[output.dtype] if round_steps else None
             vector = f"md_value(v{{}}[{grid.channel}])".format
             value = print_chain(code, steps, vector, output.dtype, rounded)

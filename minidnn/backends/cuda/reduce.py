@@ -117,8 +117,7 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
         code.line(f"{kind} best = 0;")
         code.line("long long place = -1;")
         begin = f"threadIdx.x % {lanes}"
-        code.line("#pragma unroll 4")
-        with code.block(f"for (long long i = {begin}; i < {length}; i += {lanes})"):
+        with code.unrolled(f"for (long long i = {begin}; i < {length}; i += {lanes})", 4):
             code.line(f"const long long from = first + i * {inner};")
             element = read(f"x[{element_of('from', type.shape, x)}]", type.dtype, is_integer)
             code.line(f"const {kind} one = {element};")
@@ -214,8 +213,7 @@ class Blocks:
                 )
                 code.line(f"{kind} block = {self.start};")
                 loop = f"long long {index} = b; {index} < past; {index} += {self.step}"
-                code.line(f"#pragma unroll {LONG}")
-                with code.block(f"for ({loop})"):
+                with code.unrolled(f"for ({loop})", LONG):
                     yield
                 code.line(f"level[0] = {self.combine.format('level[0]', 'block')};")
                 code.line("blocks++;")
@@ -317,9 +315,8 @@ def _channels_last_average(batch: int, x: Tensor, y: Tensor, machine: Machine) -
         loop = f"for (int h = threadIdx.x / {wide}; h < {x.rows}; h += {down})"
         with code.block(f"if (pack < {packs}) {loop}"):
             _add_packs(code, x, lanes)
-            code.line("#pragma unroll")
             place = f"h * {wide * lanes} + threadIdx.x % {wide} * {lanes} + j"
-            code.line(f"for (int j = 0; j < {lanes}; j++) sums[{place}] = sum[j];")
+            code.unrolled_line(f"for (int j = 0; j < {lanes}; j++) sums[{place}] = sum[j];")
         code.line("__syncthreads();")
         with code.block(f"for (int i = threadIdx.x; i < {wide * lanes}; i += {wide * down})"):
             code.line(f"const int c = blockIdx.x * {wide * lanes} + i;")
@@ -339,8 +336,7 @@ def _add_row(code: Code, columns: int, lanes: int) -> None:
         with code.block(f"for (int w = {begin}; w < {end}; w += {lanes})"):
             code.line(f"float one[{lanes}];")
             code.line(f"md_load<{lanes}>(one, row + w);")
-            code.line("#pragma unroll")
-            code.line(f"for (int j = 0; j < {lanes}; j++) {to} += one[j];")
+            code.unrolled_line(f"for (int j = 0; j < {lanes}; j++) {to} += one[j];")
 
     code.line("float sum = 0.0f;")
     if columns <= LONG:
@@ -352,19 +348,15 @@ def _add_row(code: Code, columns: int, lanes: int) -> None:
     with code.block(f"for (int b = 0; b < {columns}; b += {LONG * LONG})"):
         code.line(f"const int end = b + {LONG * LONG} < {columns} ? b + {LONG * LONG} : {columns};")
         code.line(f"float part[{LONG}] = {{}};")
-        code.line("#pragma unroll 4")
-        with code.block(f"for (int i = b; i < end; i += {LONG})"):
-            code.line("#pragma unroll")
-            with code.block(f"for (int p = 0; p < {LONG}; p += {lanes})"):
-                code.line("if (i + p >= end) break;")
-                code.line(f"float one[{lanes}];")
-                code.line(f"md_load<{lanes}>(one, row + i + p);")
-                code.line("#pragma unroll")
-                code.line(f"for (int j = 0; j < {lanes}; j++) part[p + j] += one[j];")
-        code.line("#pragma unroll")
-        with code.block(f"for (int half = {LONG // 2}; half; half >>= 1)"):
-            code.line("#pragma unroll")
-            code.line("for (int p = 0; p < half; p++) part[p] += part[p + half];")
+        chunks = f"for (int i = b; i < end; i += {LONG})"
+        packs = f"for (int p = 0; p < {LONG}; p += {lanes})"
+        with code.unrolled(chunks, 4), code.unrolled(packs):
+            code.line("if (i + p >= end) break;")
+            code.line(f"float one[{lanes}];")
+            code.line(f"md_load<{lanes}>(one, row + i + p);")
+            code.unrolled_line(f"for (int j = 0; j < {lanes}; j++) part[p + j] += one[j];")
+        with code.unrolled(f"for (int half = {LONG // 2}; half; half >>= 1)"):
+            code.unrolled_line("for (int p = 0; p < half; p++) part[p] += part[p + half];")
         code.line("levels[0] += part[0];")
         code.line("blocks++;")
         with code.block("for (int l = 0, k = blocks; k % 16 == 0; l++, k /= 16)"):
@@ -378,12 +370,10 @@ def _add_packs(code: Code, x: Tensor, lanes: int) -> None:
     """Declares ``sum``, the sums of row ``h`` for ``lanes`` neighbouring channels."""
     if x.columns <= LONG:
         code.line(f"float sum[{lanes}] = {{}};")
-        code.line("#pragma unroll 8")
-        with code.block(f"for (int w = 0; w < {x.columns}; w++)"):
+        with code.unrolled(f"for (int w = 0; w < {x.columns}; w++)", 8):
             code.line(f"float one[{lanes}];")
             code.line(f"md_load<{lanes}>(one, x + h * {x.row}ll + w * {x.pixel}ll);")
-            code.line("#pragma unroll")
-            code.line(f"for (int j = 0; j < {lanes}; j++) sum[j] += one[j];")
+            code.unrolled_line(f"for (int j = 0; j < {lanes}; j++) sum[j] += one[j];")
         return
 
     def load_tap(w: str) -> str:
@@ -396,8 +386,7 @@ def _add_packs(code: Code, x: Tensor, lanes: int) -> None:
         assign(name, text)
 
     def assign(name: str, text: str) -> None:
-        code.line("#pragma unroll")
-        code.line(f"for (int j = 0; j < {lanes}; j++) {name}[j] = {text};")
+        code.unrolled_line(f"for (int j = 0; j < {lanes}; j++) {name}[j] = {text};")
 
     TapLoop(code, "int", declare, assign, "{}[j]".format, CUDA).print("sum", x.columns, load_tap)
 

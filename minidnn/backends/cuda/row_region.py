@@ -11,8 +11,8 @@ rows, and each block adds up its threads; a second kernel adds the partial sums 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -266,19 +266,13 @@ class _Printer:
         self.code.line(f"float {name}[{self.tile.iterations}][{self.tile.pack}];")
         return name
 
-    @contextmanager
-    def _packs(self) -> Iterator[None]:
+    def _packs(self) -> AbstractContextManager[None]:
         """A loop over a thread's packs ``t``."""
-        self.code.line("#pragma unroll")
-        with self.code.block(f"for (int t = 0; t < {self.tile.iterations}; t++)"):
-            yield
+        return self.code.unrolled(f"for (int t = 0; t < {self.tile.iterations}; t++)")
 
-    @contextmanager
-    def _elements(self) -> Iterator[None]:
+    def _elements(self) -> AbstractContextManager[None]:
         """A loop over the elements ``j`` of a pack."""
-        self.code.line("#pragma unroll")
-        with self.code.block(f"for (int j = 0; j < {self.tile.pack}; j++)"):
-            yield
+        return self.code.unrolled(f"for (int j = 0; j < {self.tile.pack}; j++)")
 
     def _float(self, text: str, dtype: str = "float32") -> str:
         """Declares a number that is rounded to a dtype; returns its name."""
@@ -386,9 +380,7 @@ class _Printer:
                 code.line(f"{part} = {combine.format(part, f'({element})')};")
             code.line(f"{name} = {combine.format(name, part)};")
         other = f"__shfl_xor_sync(0xffffffffu, {name}, s)"
-        code.line("#pragma unroll")
-        loop = f"for (int s = {min(self.tile.lanes, _WARP) // 2}; s; s >>= 1)"
-        with code.block(loop):
+        with code.unrolled(f"for (int s = {min(self.tile.lanes, _WARP) // 2}; s; s >>= 1)"):
             code.line(f"{name} = {combine.format(name, other)};")
         if self.tile.lanes > _WARP:
             code.line("__syncthreads();")

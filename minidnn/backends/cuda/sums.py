@@ -257,15 +257,13 @@ class _Printer:
         with code.block(loop):
             for i, tensor in enumerate(self.tensors.values()):
                 code.line(f"md_pack<{lanes}, {TYPES[tensor.dtype]}> q{i}[{_UNROLLED}];")
-            code.line("#pragma unroll")
-            with code.block(packs):
+            with code.unrolled(packs):
                 code.line(f"const unsigned r = s + k * {step}u;")
                 code.line("if (r >= end) break;")
                 for i, (tensor, offset) in enumerate(self._placed(offsets)):
                     word = f"md_word<{lanes * tensor.itemsize}>::type"
                     code.line(f"q{i}[k].word = *(const {word} *)(x{i} + ({offset}));")
-            code.line("#pragma unroll")
-            with code.block(packs):
+            with code.unrolled(packs):
                 code.line(f"const unsigned r = s + k * {step}u;")
                 code.line("if (r >= end) break;")
                 self._compute(offsets, vector)
@@ -288,8 +286,7 @@ class _Printer:
             code.line(f"md_unpack(a{i}, q{i}[k]);")
         for i, _ in enumerate(self.stored):
             code.line(f"float b{i}[{lanes}];")
-        code.line("#pragma unroll")
-        with code.block(f"for (int j = 0; j < {lanes}; j++)"):
+        with code.unrolled(f"for (int j = 0; j < {lanes}; j++)"):
             values = self._computed(vector)
             self._add(values)
             for i, result in enumerate(self.stored):
@@ -321,8 +318,7 @@ class _Printer:
         for i, _ in enumerate(self.numbers, len(self.tensors)):
             code.line(f"float a{i}[{lanes}];")
         self._load_numbers(offsets)
-        code.line("#pragma unroll")
-        with code.block(f"for (int j = 0; j < {lanes}; j++)"):
+        with code.unrolled(f"for (int j = 0; j < {lanes}; j++)"):
             yield
 
     def _add(self, values: Mapping[Value, str]) -> None:

@@ -241,18 +241,15 @@ def _results(problem: ContractionProblem) -> str:
     code.line("float r[ROWS];")
     for i in range(len(problem.vectors)):
         code.line(f"float b{i}[ROWS];")
-        code.line("#pragma unroll")
-        code.line(f"for (int j = 0; j < ROWS; j++) b{i}[j] = md_value(v{i}[k]);")
+        code.unrolled_line(f"for (int j = 0; j < ROWS; j++) b{i}[j] = md_value(v{i}[k]);")
     for i in range(len(problem.others)):
         code.line(f"float a{1 + i}[ROWS];")
         offset = f"P_begin{i} + n * P_image{i} + k * P_channel{i} + (row + j) * P_row{i} + column"
-        code.line("#pragma unroll")
-        code.line("for (int j = 0; j < ROWS; j++)")
+        code.unrolled_line("for (int j = 0; j < ROWS; j++)")
         code.line(f"  a{1 + i}[j] = row + j < (int)P_rows ? md_value(x{1 + i}[{offset}]) : 0.0f;")
     compute_stages(code, problem, "ROWS")
     code.line(f"float *to = {_TO};")
-    code.line("#pragma unroll")
-    code.line("for (int j = 0; j < ROWS; j++, to += P_y_row)")
+    code.unrolled_line("for (int j = 0; j < ROWS; j++, to += P_y_row)")
     code.line("  if (row + j < (int)P_rows) *to = r[j];")
     return str(code).rstrip("\n")
 
@@ -264,15 +261,13 @@ def _gradients(columns: int) -> str:
     """The stores of a thread's pixels of a gradient, by pairs where these are aligned."""
     code = Code()
     code.line(f"float *to = {_TO};")
-    code.line("#pragma unroll")
-    with code.block("for (int a = 0; a < ROWS; a++, to += P_y_row)"):
+    with code.unrolled("for (int a = 0; a < ROWS; a++, to += P_y_row)"):
         code.line("if (row + a >= (int)P_rows) break;")
         if columns == 2:
             with code.block("if (P_pairs)"):
                 code.line("const float two[2] = {sum[0][a], sum[1][a]};")
                 code.line("md_store<2>(to, two);")
                 code.line("continue;")
-        code.line("#pragma unroll")
-        code.line("for (int b = 0; b < COLUMNS; b++)")
+        code.unrolled_line("for (int b = 0; b < COLUMNS; b++)")
         code.line("  if (column + b < (int)P_columns) to[b] = sum[b][a];")
     return str(code).rstrip("\n")

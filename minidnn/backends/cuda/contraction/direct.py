@@ -324,8 +324,7 @@ def _before(problem: ContractionProblem) -> str:
     if not problem.before:
         return ""
     code = Code()
-    code.line("#pragma unroll 4")
-    with code.block("for (int i = 0; i < DEEP / STEP; i++)"):
+    with code.unrolled("for (int i = 0; i < DEEP / STEP; i++)", 4):
         code.line("const int k = first + i * STEP, j = 0;")
         code.line("if (at + k >= end) break;")
         code.line("float *const one = slabs + slot * SLAB + DEEP * LINE + k * BN + (own ^ 1);")

@@ -168,28 +168,24 @@ def _results(problem: ContractionProblem, lanes: int) -> str:
     code = Code()
     code.line(f"y += m * P_y + n{_offset(problem.y)};")
     if not problem.stages and problem.y.dtype not in TYPES:
-        code.line("#pragma unroll")
-        code.line("for (int j = 0; j < LANES; j++) y[j] = sums[j];")
+        code.unrolled_line("for (int j = 0; j < LANES; j++) y[j] = sums[j];")
         return str(code).rstrip("\n")
     code.line("float a0[LANES], r[LANES];")
-    code.line("#pragma unroll")
-    code.line("for (int j = 0; j < LANES; j++) a0[j] = (float)sums[j];")
+    code.unrolled_line("for (int j = 0; j < LANES; j++) a0[j] = (float)sums[j];")
     read = []
     for i, t in enumerate(problem.others):
         read.append((f"a{1 + i}", f"x{1 + i}[m * P_other{i} + n + j{_offset(t)}]"))
     read += [(f"b{i}", f"v{i}[n + j]") for i in range(len(problem.vectors))]
     for name, element in read:
         code.line(f"float {name}[LANES];")
-        code.line("#pragma unroll")
-        code.line(f"for (int j = 0; j < LANES; j++) {name}[j] = md_value({element});")
+        code.unrolled_line(f"for (int j = 0; j < LANES; j++) {name}[j] = md_value({element});")
     compute_stages(code, problem, "LANES")
     steps = (problem.y.offset, step_of(problem.y), lanes)
     if all(step % lanes == 0 for step in steps):
         code.line("md_store<LANES>(y, r);")
     else:
-        code.line("#pragma unroll")
         kind = TYPES[problem.y.dtype]
-        code.line(f"for (int j = 0; j < LANES; j++) y[j] = md_as<{kind}>(r[j]);")
+        code.unrolled_line(f"for (int j = 0; j < LANES; j++) y[j] = md_as<{kind}>(r[j]);")
     return str(code).rstrip("\n")
 
 

@@ -151,8 +151,7 @@ def print_chunk(
         with code.block(""):
             code.line("md_pack<8, T> pack;")
             code.line(f"pack.word = {word};")
-            code.line("#pragma unroll")
-            code.line(f"for (int k = 0; k < 8; k++) a{i}[k] = md_value(pack.items[k]);")
+            code.unrolled_line(f"for (int k = 0; k < 8; k++) a{i}[k] = md_value(pack.items[k]);")
     for i, value in enumerate(others[:tensors]):
         names[value] = f"a{i + 1}[k]"
     if reads_vectors:
@@ -161,8 +160,7 @@ def print_chunk(
         names[value] = f"w{i}[k]"
     for i, _ in enumerate(reduction.stored):
         code.line(f"float b{i}[8];")
-    code.line("#pragma unroll")
-    with code.block("for (int k = 0; k < 8; k++)"):
+    with code.unrolled("for (int k = 0; k < 8; k++)"):
         values = print_values(code, op, names)
         for i, node in enumerate(op.reductions.values()):
             code.line(f"{total.format(i)}[k] += {values[node.inputs[0]]};")

@@ -237,9 +237,8 @@ def _epilogue(problem: ContractionProblem) -> str:
         offset = _place(f"x{1 + i}")
         code.line(f"const float *const from{1 + i} = x{1 + i} + {offset};")
         code.line(f"float a{1 + i}[4];")
-        code.line("#pragma unroll")
-        element = f"from{1 + i}[j / 2 * P_row_x{1 + i} + j % 2]"
-        code.line(f"for (int j = 0; j < 4; j++) a{1 + i}[j] = there[j] ? {element} : 0.0f;")
+        value = f"there[j] ? from{1 + i}[j / 2 * P_row_x{1 + i} + j % 2] : 0.0f"
+        code.unrolled_line(f"for (int j = 0; j < 4; j++) a{1 + i}[j] = {value};")
     compute_stages(code, problem, "4")
     return str(code).rstrip("\n")
 
