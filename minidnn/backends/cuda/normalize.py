@@ -15,10 +15,8 @@ from ..codegen.code import Code
 from ..codegen.dialect import literal
 from .kernels import Launch
 from .prelude import TYPES
-from .reduce import BLOCK, Blocks, reduce_block
+from .reduce import BLOCK, COMBINE, Blocks, reduce_block
 from .strided import Strided, element_of
-
-_MOST = "md_max({0}, {1})"
 
 
 def print_softmax(op: Softmax | LogSoftmax, type: TensorType, x: Strided) -> Launch:
@@ -33,78 +31,47 @@ def print_softmax(op: Softmax | LogSoftmax, type: TensorType, x: Strided) -> Lau
     run = length * inner
     sample = f"o / {per_sample} * {x.strides[0]} + o % {per_sample} * {run}"
     first = f"{'0' if dim == 0 else sample} + {x.offset}"
-    step = x.strides[dim]
-    logarithm = isinstance(op, LogSoftmax)
-    element = TYPES[type.dtype]
+    by_block = inner == 1
+    element, loaded = TYPES[type.dtype], f"md_value(x[i * {x.strides[dim]}ll])"
     code = Code()
     with code.block(f'extern "C" __global__ void @(const {element} *x, {element} *y)'):
-        if inner == 1:
-            _rows(code, length, first, step, logarithm, element)
-            grid = outer
+        if by_block:
+            code.line("const long long o = blockIdx.x;")
+            code.line(f"x += {first};")
+            code.line(f"y += o * {length};")
+            loop = f"for (int i = threadIdx.x; i < {length}; i += {BLOCK})"
         else:
-            _columns(code, outer * inner, length, inner, first, step, logarithm, element)
-            grid = -(-outer * inner // BLOCK)
-    return Launch.named("softmax", code, grid, BLOCK, BLOCK // 32 * 4)
-
-
-def _result(logarithm: bool) -> str:
-    """The expression of an element of the result."""
-    return "shifted - scale" if logarithm else "md_exp(shifted) / scale"
-
-
-def _rows(code: Code, length: int, first: str, step: int, logarithm: bool, element: str) -> None:
-    """Prints the softmax of a row by a block; ``first`` is its offset, ``step`` its stride."""
-    code.line("const long long o = blockIdx.x;")
-    code.line(f"x += {first};")
-    code.line(f"y += o * {length};")
-    loop = f"for (int i = threadIdx.x; i < {length}; i += {BLOCK})"
-    code.line("float top = floatbits(0xff800000u);")
-    code.line(f"{loop} top = md_max(top, md_value(x[i * {step}ll]));")
-    reduce_block(code, "top", _MOST)
-    sums = Blocks(code, "float", "0.0f", _ADD, length, BLOCK)
-    with sums.each("scale", "i"):
-        sums.add(f"md_exp(md_value(x[i * {step}ll]) - top)")
-    reduce_block(code, "scale", _ADD, declared=True)
-    if logarithm:
-        code.line("scale = md_log(scale);")
-    with code.block(loop):
-        code.line(f"const float shifted = md_value(x[i * {step}ll]) - top;")
-        code.line(f"y[i] = md_as<{element}>({_result(logarithm)});")
-
-
-def _columns(
-    code: Code,
-    count: int,
-    length: int,
-    inner: int,
-    first: str,
-    step: int,
-    logarithm: bool,
-    element: str,
-) -> None:
-    """Prints the softmax of a column by a thread; ``step`` is the stride of its elements."""
-    code.line(f"const long long t = blockIdx.x * {BLOCK}ll + threadIdx.x;")
-    code.line(f"if (t >= {count}) return;")
-    code.line(f"const long long o = t / {inner}, p = t % {inner};")
-    code.line(f"x += {first} + p;")
-    code.line(f"y += o * {length * inner} + p;")
-    loop = f"for (int i = 0; i < {length}; i++)"
-    code.line("float top = floatbits(0xff800000u);")
-    code.line(f"{loop} top = md_max(top, md_value(x[i * {step}ll]));")
-    sums = Blocks(code, "float", "0.0f", _ADD, length, 1)
-    with sums.each("scale", "i"):
-        sums.add(f"md_exp(md_value(x[i * {step}ll]) - top)")
-    if logarithm:
-        code.line("scale = md_log(scale);")
-    with code.block(loop):
-        code.line(f"const float shifted = md_value(x[i * {step}ll]) - top;")
-        code.line(f"y[i * {inner}ll] = md_as<{element}>({_result(logarithm)});")
+            code.line(f"const long long t = blockIdx.x * {BLOCK}ll + threadIdx.x;")
+            code.line(f"if (t >= {outer * inner}) return;")
+            code.line(f"const long long o = t / {inner}, p = t % {inner};")
+            code.line(f"x += {first} + p;")
+            code.line(f"y += o * {run} + p;")
+            loop = f"for (int i = 0; i < {length}; i++)"
+        code.line("float top = floatbits(0xff800000u);")
+        code.line(f"{loop} top = md_max(top, {loaded});")
+        if by_block:
+            reduce_block(code, "top", COMBINE["max"])
+        sums = Blocks(code, "float", "0.0f", _ADD, length, BLOCK if by_block else 1)
+        with sums.each("scale", "i"):
+            sums.add(f"md_exp({loaded} - top)")
+        if by_block:
+            reduce_block(code, "scale", _ADD, declared=True)
+        is_logarithm = isinstance(op, LogSoftmax)
+        if is_logarithm:
+            code.line("scale = md_log(scale);")
+        with code.block(loop):
+            code.line(f"const float shifted = {loaded} - top;")
+            result = "shifted - scale" if is_logarithm else "md_exp(shifted) / scale"
+            place = "i" if by_block else f"i * {inner}ll"
+            code.line(f"y[{place}] = md_as<{element}>({result});")
+    blocks = outer if by_block else -(-outer * inner // BLOCK)
+    return Launch.named("softmax", code, blocks, BLOCK, BLOCK // 32 * 4)
 
 
 _ACCESS = 16  # bytes
 _SHORT = 2048
 """Elements of a row that threads of a warp keep in registers."""
-_ADD = "{0} + {1}"
+_ADD = COMBINE["sum"]
 
 
 def print_layer_norm(

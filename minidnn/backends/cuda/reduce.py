@@ -32,7 +32,7 @@ _FEW = 32
 _MANY, _MOST = 8192, 1024
 """From so many elements on, a block has so many threads."""
 
-_COMBINE = {
+COMBINE = {
     "sum": "{0} + {1}",
     "mean": "{0} + {1}",
     "prod": "{0} * {1}",
@@ -47,9 +47,8 @@ _COMBINE_INTEGERS = {
 }
 _LEAST = "(-9223372036854775807ll - 1)"
 _FIRST_INTEGERS = {"sum": "0", "prod": "1", "max": _LEAST, "min": "9223372036854775807ll"}
-_EDGE = float("inf")
-_FIRST = {"sum": "0.0f", "mean": "0.0f", "prod": "1.0f"}
-_FIRST |= {"max": literal(-_EDGE), "min": literal(_EDGE)}
+IDENTITIES = {"sum": "0.0f", "mean": "0.0f", "prod": "1.0f"}
+IDENTITIES |= {"max": literal(float("-inf")), "min": literal(float("inf"))}
 
 
 def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
@@ -61,7 +60,7 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
     kept = [axis for axis in range(type.rank) if axis not in op.dims]
     outputs, count = prod(shape[a] for a in kept), prod(shape[a] for a in op.dims)
     is_integer = is_integer_dtype(type.dtype)
-    combines, first = (_COMBINE_INTEGERS, _FIRST_INTEGERS) if is_integer else (_COMBINE, _FIRST)
+    combines, first = (_COMBINE_INTEGERS, _FIRST_INTEGERS) if is_integer else (COMBINE, IDENTITIES)
     by_block = count > _FEW
     threads = _MOST if count >= _MANY else BLOCK
     kind = "long long" if is_integer else "float"
