@@ -19,9 +19,9 @@ from ...runtime.slots import Slots
 from .block import Block, lay_out, spare
 from .constants import Constants, Data
 from .contraction.choice import Choice, threads
-from .contraction.config import Addresses, AlgorithmConfig, ContractionExecutable
+from .contraction.config import AlgorithmConfig, ContractionExecutable
 from .contraction.fixed_function import FixedConvolution
-from .contraction.problem import Address, ContractionProblem
+from .contraction.problem import Address, Addresses, ContractionProblem
 from .contraction.tune import Tuning
 from .fastest import Fastest
 from .functions import LaunchLoader, Loaded

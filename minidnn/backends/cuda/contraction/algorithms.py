@@ -14,9 +14,7 @@ from ..kernels import Launch
 from ..machine import Machine
 from ..tensor import Tensor
 from .config import (
-    CONVOLUTION,
     FIXED,
-    PRODUCT,
     AlgorithmConfig,
     CudaAlgorithm,
     finish_of,
@@ -25,7 +23,7 @@ from .config import (
     used,
     workspace_bytes,
 )
-from .graphs import can_be_product, fusable_stages, why_no_engine
+from .graphs import CONVOLUTION, PRODUCT, can_be_product, fusable_stages, why_no_engine
 from .kernel_registry import KERNELS
 from .problem import ContractionProblem
 
