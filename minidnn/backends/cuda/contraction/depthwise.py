@@ -250,6 +250,7 @@ class DepthwiseKernel(ContractionKernel):
     """Strips of pixels for each thread; a choice is an index of :data:`STRIPS`."""
 
     name = "depthwise"
+    usual_price = 0.5
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if problem.w.shape[1] != 1 or problem.gather is not None:
@@ -271,9 +272,6 @@ class DepthwiseKernel(ContractionKernel):
         if not strips_for(problem, machine):
             return "its windows do not fit registers and shared memory"
         return None
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.5
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         return _worth_measuring(problem, machine)

@@ -59,6 +59,7 @@ class DepthwiseFilterKernel(ContractionKernel):
 
     name = "depthwise filter"
     directions = (FILTER_GRADIENT,)
+    usual_price = 0.5
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if problem.w.shape[1] != 1 or problem.w.shape[0] != problem.x.channels:
@@ -71,9 +72,6 @@ class DepthwiseFilterKernel(ContractionKernel):
         if max(*reaches, problem.batch * problem.y.rows * problem.y.columns) >= _MOST:
             return "its sizes do not fit 32-bit indices"
         return None if _possible(problem) else "its windows do not fit registers"
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.5
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """The units with the most multiply-adds for what they read."""

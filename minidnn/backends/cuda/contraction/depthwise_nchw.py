@@ -103,15 +103,13 @@ class DepthwiseNchwKernel(ContractionKernel):
 
     name = "depthwise NCHW"
     directions = ("forward", IMAGE_GRADIENT)
+    usual_price = 0.5
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         reason = why_not_depthwise_nchw(problem)
         if reason is not None:
             return reason
         return None if possible(problem) else "its windows do not fit registers"
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.5
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         return sorted(possible(problem), key=lambda c: _price(problem, c, machine))[:_MEASURED]

@@ -93,6 +93,7 @@ class DirectKernel(ContractionKernel):
     """Products of filters by gathered pixels; a choice is one of :data:`DIVISIONS`."""
 
     name = "direct"
+    usual_price = 1.4
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         x, y = problem.x, problem.y
@@ -114,9 +115,6 @@ class DirectKernel(ContractionKernel):
             return "it has too many filters"
         sizes = (pixels_of(problem), x.channels * x.channel, x.rows * x.row)
         return "it is too large for 32-bit indices" if max(sizes) >= _MOST_PIXELS else None
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 1.4
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         return DIVISIONS.promising(_priced(problem, machine))

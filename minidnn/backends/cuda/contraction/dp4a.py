@@ -34,6 +34,7 @@ class Dp4aKernel(ContractionKernel):
     """One filter or four of a pixel for each thread; there is one choice."""
 
     name = "dp4a"
+    usual_price = 1.0
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if not problem.is_integer:
@@ -50,10 +51,7 @@ class Dp4aKernel(ContractionKernel):
         return None
 
     def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
-        return "tensor cores compute it" if TileKernel().why_no_tile(problem) is None else None
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 1.0
+        return "tensor cores compute it" if TileKernel().why_not(problem, machine) is None else None
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         return (0,)

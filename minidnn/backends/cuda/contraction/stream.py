@@ -124,6 +124,7 @@ class StreamKernel(ContractionKernel):
     name = "stream"
     fuses_reduction = True
     fuses_producer = True
+    usual_price = 0.7
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if machine.arch != ARCH:
@@ -157,9 +158,6 @@ class StreamKernel(ContractionKernel):
         least = _LEAST_PIXELS_MADE if fuses_before else _LEAST_PIXELS
         # With fewer, it pays neither to keep filters in shared memory nor to stream them.
         return None if pixels_of(problem) >= least else f"it has fewer than {least} pixels"
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.7
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """The stream with the least work of each kind.

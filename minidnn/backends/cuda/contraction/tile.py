@@ -55,10 +55,6 @@ class TileKernel(ContractionKernel):
     name = "tile"
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
-        return self.why_no_tile(problem)
-
-    def why_no_tile(self, problem: ContractionProblem) -> str | None:
-        """Why no tile computes a problem, whatever the machine; None if tiles do."""
         if problem.x.dtype not in ("float16", "bfloat16", *INT8_DTYPES):
             return f"it is in {problem.x.dtype}"
         if problem.planar or problem.groups != 1:

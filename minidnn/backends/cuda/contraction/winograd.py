@@ -60,6 +60,7 @@ class WinogradKernel(ContractionKernel):
 
     name = "winograd"
     accuracies = ("normal",)
+    usual_price = 1.3
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if not problem.is_exact:
@@ -74,9 +75,6 @@ class WinogradKernel(ContractionKernel):
         if max(problem.w.shape[0], _slabs(problem) * _CHANNELS) > MOST_DOWN:
             return "it has too many filters or channels"
         return "it has too many tiles" if _tiles(problem) >= _MOST else None
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 1.3
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """The two cheapest choices of each shape that computes the fewest surplus filters."""
