@@ -260,17 +260,13 @@ class _Printer:
             with code.unrolled(packs):
                 code.line(f"const unsigned r = s + k * {step}u;")
                 code.line("if (r >= end) break;")
-                for i, (tensor, offset) in enumerate(self._placed(offsets)):
+                for i, tensor in enumerate(self.tensors.values()):
                     word = f"md_word<{lanes * tensor.itemsize}>::type"
-                    code.line(f"q{i}[k].word = *(const {word} *)(x{i} + ({offset}));")
+                    code.line(f"q{i}[k].word = *(const {word} *)(x{i} + ({offsets[i]}));")
             with code.unrolled(packs):
                 code.line(f"const unsigned r = s + k * {step}u;")
                 code.line("if (r >= end) break;")
                 self._compute(offsets, vector)
-
-    def _placed(self, offsets: Sequence[str]) -> Iterator[tuple[Tensor, str]]:
-        """The tensors that are read, each with the offset of its pack."""
-        return zip(self.tensors.values(), offsets, strict=False)
 
     def _compute(self, offsets: Sequence[str], vector: str) -> None:
         """Prints the computation of pack ``r``, the ``k``-th of those loaded: what it adds to the
@@ -312,9 +308,9 @@ class _Printer:
     def _elements(self, offsets: Sequence[str]) -> Iterator[None]:
         """Loads pack ``r`` and opens a loop over its elements ``j``."""
         code, lanes = self.code, self.lanes
-        for i, (_, offset) in enumerate(self._placed(offsets)):
+        for i, _ in enumerate(self.tensors):
             code.line(f"float a{i}[{lanes}];")
-            code.line(f"md_load<{lanes}>(a{i}, x{i} + ({offset}));")
+            code.line(f"md_load<{lanes}>(a{i}, x{i} + ({offsets[i]}));")
         for i, _ in enumerate(self.numbers, len(self.tensors)):
             code.line(f"float a{i}[{lanes}];")
         self._load_numbers(offsets)
@@ -411,8 +407,7 @@ def print_values(code: Code, op: Region, given: Mapping[Value, str]) -> dict[Val
         operands = [names[value] for value in node.inputs]
         if isinstance(node.op, Elementwise):
             dtype = node.output.dtype
-            lines, result = print_as(dtype, node.op.lines, operands, code.fresh)
-            code.lines(lines)
+            result = print_as(code, dtype, node.op.lines, operands)
             if dtype in HALF_DTYPES and any(value.dtype != dtype for value in node.inputs):
                 result = f"md_round<{TYPES[dtype]}>({result})"
             names[node.output] = result
