@@ -15,7 +15,7 @@ from math import gcd
 import numpy as np
 
 from ...graph.operators import TakeChannels
-from ...graph.types import ITEMSIZE, TensorType
+from ...graph.types import TensorType
 from ...kernels.ops.indexing import lower_take_channels
 from ...kernels.ops.pitched import Pitched
 from ..codegen.code import Code
@@ -66,7 +66,7 @@ def _few(batch: int, source: Tensor, target: Tensor) -> Launch:
         code.line(f"y += n * {target.image} + p * {target.pixel} + {target.offset};")
         with code.unrolled(f"for (int c = 0; c < {source.channels}; c++)"):
             code.line(f"y[c * {target.channel}ll] = x[c * {source.channel}ll];")
-    return _launch("few", code, (-(-batch * plane // 256), 1, 1), (256, 1, 1))
+    return Launch.named("few", code, -(-batch * plane // 256), 256)
 
 
 def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
@@ -82,8 +82,8 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
     from_outer, to_inner = (
         (source.channel, target.pixel) if to_last else (source.pixel, target.channel)
     )
-    reads = _pack(source, inner, (source.image, from_outer, source.offset))
-    writes = _pack(target, outer, (target.image, to_inner, target.offset))
+    reads = _pack(source, inner, source.image, from_outer, source.offset)
+    writes = _pack(target, outer, target.image, to_inner, target.offset)
     most, least = TILES
     tile = most if batch * -(-outer // most) * -(-inner // most) >= PLENTY else least
     element, pitch = TYPES[source.dtype], tile + 4 // source.itemsize
@@ -125,13 +125,13 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
                 f"md_write_word({address}, pack.word);" if wide else f"*({address}) = *pack.items;"
             )
     grid = (tiles * -(-outer // tile), 1, batch)
-    return _launch("transpose", code, grid, (THREADS, 1, 1), tile * pitch * source.itemsize)
+    kernel = KernelSource.named("transpose", str(code))
+    return Launch(kernel, grid, (THREADS, 1, 1), tile * pitch * source.itemsize)
 
 
-def _pack(tensor: Tensor, run: int, steps: Sequence[int]) -> int:
+def _pack(tensor: Tensor, run: int, *steps: int) -> int:
     """The elements of one access: ``run`` are contiguous, and runs begin at multiples of steps."""
-    most = _WIDEST // tensor.itemsize
-    return gcd(most, run, *steps)
+    return gcd(_WIDEST // tensor.itemsize, run, *steps)
 
 
 def _shares(tile: int, pack: int) -> tuple[int, int]:
@@ -142,16 +142,6 @@ def _shares(tile: int, pack: int) -> tuple[int, int]:
 
 def _parameters(source: Tensor, target: Tensor) -> str:
     return f"const {TYPES[source.dtype]} *x, {TYPES[target.dtype]} *y"
-
-
-def _launch(
-    kind: str,
-    code: Code,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    shared_bytes: int = 0,
-) -> Launch:
-    return Launch(KernelSource.named(kind, str(code)), grid, block, shared_bytes)
 
 
 ELEMENTS = (2048, 512)
@@ -190,7 +180,7 @@ def _side_by_side(
 ) -> tuple[Launch, np.ndarray]:
     """The kernel of channels-last tensors, and its table: source by source, the channels that are
     picked, and in the upper 32 bits the channels of the target that they become."""
-    channels, size = target.channels, ITEMSIZE[target.dtype]
+    channels = target.channels
     total = batch * target.rows * target.columns
     many, few = ELEMENTS
     pixels = max(1, (many if total * channels >= many * ENOUGH else few) // channels)
@@ -215,9 +205,9 @@ def _side_by_side(
                 _print_scatter(code, k, len(picks), pixels, channels)
         code.line("__syncthreads();")
         _print_write(code, target, pixels, total)
-    blocks = -(-total // pixels)
+    blocks, shared_bytes = -(-total // pixels), pixels * channels * target.itemsize
     table = np.array([at | to << 32 for picks in picks_of for at, to in picks], np.int64)
-    return Launch.named("channels", code, blocks, THREADS, pixels * channels * size), table
+    return Launch.named("channels", code, blocks, THREADS, shared_bytes), table
 
 
 def _print_read(code: Code, k: int, x: Tensor, count: int, begin: int, pixels: int) -> None:
@@ -244,13 +234,13 @@ def _print_scatter(code: Code, k: int, count: int, pixels: int, channels: int) -
 
 def _print_write(code: Code, target: Tensor, pixels: int, total: int) -> None:
     """Prints the writes of the tile, in packs of each pixel, or of all if the target is dense."""
-    channels, most = target.channels, _WIDEST // ITEMSIZE[target.dtype]
+    channels = target.channels
     dense = _pixel(target) == channels
     if dense:
-        pack = gcd(most, pixels * channels, total * channels, target.offset)
+        pack = _pack(target, pixels * channels, total * channels, target.offset)
         packs = f"most * {channels} / {pack}"
     else:
-        pack = gcd(most, channels, _pixel(target), target.offset)
+        pack = _pack(target, channels, _pixel(target), target.offset)
         packs = f"most * {channels // pack}"
     code.line(f"y += first * {_pixel(target)} + {target.offset};")
     with code.block(f"for (int t = threadIdx.x; t < {packs}; t += {THREADS})"):
@@ -269,10 +259,10 @@ def _pixel(tensor: Tensor) -> int:
 
 def _copied(to: str, source: str, pack: int, target: Tensor) -> str:
     """The statement that copies a pack."""
-    size = pack * ITEMSIZE[target.dtype]
     if pack == 1:
         return f"*({to}) = *({source});"
-    return f"*(md_word<{size}>::type *)({to}) = *(const md_word<{size}>::type *)({source});"
+    word = f"md_word<{pack * target.itemsize}>::type"
+    return f"*({word} *)({to}) = *(const {word} *)({source});"
 
 
 def _head(sources: Sequence[Tensor], target: Tensor) -> str:
@@ -283,4 +273,4 @@ def _head(sources: Sequence[Tensor], target: Tensor) -> str:
 
 def _raw(tensor: Tensor) -> str:
     """The integer type of an element's size."""
-    return _RAW[ITEMSIZE[tensor.dtype]]
+    return _RAW[tensor.itemsize]
