@@ -13,7 +13,7 @@ from ....cudnn.graph.plan import Plan
 from ....cudnn.graph.spec import TensorSpec
 from ....graph.types import ITEMSIZE
 from ....runtime.operand import KernelArgument
-from ..functions import Loaded, Run
+from ..functions import Load, Loaded, Run
 from ..kernels import Launch
 from ..machine import Machine
 from ..memory import aligned
@@ -26,7 +26,7 @@ from .gather import print_gather, print_gather_for_any_size
 from .graphs import CONVOLUTION, constraints_of, graph_of, operands_of
 from .int8_filter import header_bytes, number_at
 from .kernel import ContractionKernel
-from .kernel_registry import KERNELS, Load, LoadedContraction, load_contraction
+from .kernel_registry import KERNELS, LoadedContraction, load_contraction
 from .problem import IMAGE_GRADIENT, Addresses, ContractionProblem, spec_of
 from .producer import launch_of, order_of
 

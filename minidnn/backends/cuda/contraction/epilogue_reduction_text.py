@@ -101,9 +101,19 @@ def arguments(
     return [[*first, *operands, at.workspace, *numbers], [at.workspace, *sums]]
 
 
-def totals_text(reduction: EpilogueReduction) -> str:
-    """The code of a thread's sums, and of their reduction over a block."""
-    return fill(template("totals.cu"), {"COUNT": registers_of(reduction)})
+_ALL = "(float *)(md_shared + (ring - begins))"
+"""Shared memory in which a block combines its threads' sums: all slabs have been read by then."""
+
+
+def totals_text(reduction: EpilogueReduction) -> dict[str, object]:
+    """The fragments of a template for a thread's sums, and for their reduction over a block."""
+    return {
+        "SUMS": fill(template("totals.cu"), {"COUNT": registers_of(reduction)}),
+        "SUMS_VECTORS": copy_vectors(reduction.vectors),
+        "SUMS_BEGIN": "  Totals totals;",
+        "SUMS_END": f"  leave(totals, {_ALL}, part, n0, filters);",
+        "GIVEN": len(reduction.vectors),
+    }
 
 
 def copy_vectors(dtypes: Sequence[str]) -> str:
@@ -218,8 +228,6 @@ def sweep_of(problem: ContractionProblem) -> SumsLaunches:
     return print_sums(op, layouts.__getitem__)
 
 
-_ALL = "(float *)(md_shared + (ring - begins))"
-"""Shared memory in which a block combines its threads' sums: all slabs have been read by then."""
 _NOTHING = ("SUMS", "SUMS_VECTORS", "SUMS_BEGIN", "SUMS_ADD", "SUMS_END")
 
 _WRITE = """\
@@ -272,15 +280,7 @@ def sums_text(problem: ContractionProblem, down: int) -> dict[str, object]:
             "WRITE": _WRITE,
             "GIVEN": 0,
         }
-    return {
-        "SUMS": totals_text(reduction),
-        "SUMS_VECTORS": copy_vectors(reduction.vectors),
-        "SUMS_BEGIN": "  Totals totals;",
-        "SUMS_ADD": "",
-        "SUMS_END": f"  leave(totals, {_ALL}, part, n0, filters);",
-        "WRITE": _computed(reduction, down),
-        "GIVEN": len(reduction.vectors),
-    }
+    return {**totals_text(reduction), "SUMS_ADD": "", "WRITE": _computed(reduction, down)}
 
 
 def _computed(reduction: EpilogueReduction, down: int) -> str:

@@ -25,6 +25,7 @@ from ....cudnn.graph.timing import Contestant, race
 from ....cudnn.machine import device_name, library_name
 from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from ....gpu import cupy
+from ..functions import Load
 from ..machine import Machine
 from .algorithms import algorithms_for, last_resort, least_milliseconds, least_workspace
 from .config import (
@@ -39,7 +40,7 @@ from .config import (
 )
 from .fixed_function import FixedConvolution, algorithms_of, fixed_convolution
 from .graphs import CONVOLUTION, constraints_of, graph_of
-from .kernel_registry import Load, load_contraction, refusals
+from .kernel_registry import load_contraction, refusals
 from .memory import scratch_addresses
 from .problem import Addresses, ContractionProblem
 
