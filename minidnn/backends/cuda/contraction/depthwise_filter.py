@@ -22,7 +22,7 @@ from .depthwise import is_aligned
 from .kernel import ContractionKernel
 from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
 from .split_k import filter_part_bytes, print_filter_total, total_arguments
-from .text import source_of
+from .text import source_of, window_parts
 
 _ACCESS = 16  # bytes
 _CHANNELS = 64
@@ -96,9 +96,7 @@ class DepthwiseFilterKernel(ContractionKernel):
             "LANES": unit.lanes,
             "COLUMNS": unit.columns,
             "SIDE_BY_SIDE": side,
-            **dict(zip(("KR", "KC"), window, strict=True)),
-            **dict(zip(("SR", "SC"), problem.stride, strict=True)),
-            **dict(zip(("DR", "DC"), problem.dilation, strict=True)),
+            **window_parts(problem),
             "PARAMETERS": ", ".join(f"const long long P_{name}" for name in (*_NAMES, *_STRIDES)),
         }
         source = source_of("depthwise_filter.cu", text)

@@ -23,7 +23,7 @@ from ..kernels import Launch
 from ..machine import Machine
 from .kernel import ContractionKernel
 from .problem import IMAGE_GRADIENT, Addresses, ContractionProblem
-from .text import compute_stages, parameters_of, source_of
+from .text import compute_stages, parameters_of, source_of, window_parts
 
 ROWS = (1, 2, 4, 7, 8, 14, 16)
 """Rows that a thread computes, or of a gradient groups of as many rows as the stride; a choice is
@@ -136,9 +136,7 @@ class DepthwiseNchwKernel(ContractionKernel):
             "COLUMNS": across.made,
             "TALL": down.read,
             "WIDE": across.read,
-            **dict(zip(("KR", "KC"), problem.w.shape[2:], strict=True)),
-            **dict(zip(("SR", "SC"), problem.stride, strict=True)),
-            **dict(zip(("DR", "DC"), problem.dilation, strict=True)),
+            **window_parts(problem),
             "BACK": int(back),
             "FIRST_ROW": down.first,
             "FIRST_COLUMN": across.first,

@@ -62,6 +62,13 @@ def parameters_of(
     return ", ".join(parameters)
 
 
+def window_parts(problem: ContractionProblem) -> dict[str, object]:
+    """What names in dollars stand for: size, stride and dilation of the window, down and across."""
+    (rows, columns), (down, across) = problem.w.shape[2:], problem.stride
+    names = {"KR": rows, "KC": columns, "SR": down, "SC": across}
+    return {**names, "DR": problem.dilation[0], "DC": problem.dilation[1]}
+
+
 def vectors_of(problem: ContractionProblem) -> str:
     """The loads of the epilogue's vectors, for the eight filters from ``n`` on that a thread
     writes, if ``some`` says that there are any."""
