@@ -83,13 +83,11 @@ def print_layer_norm(
     """
     if isinstance(op, LayerNorm):  # short rows are a region's
         length = prod(type.shape[type.rank - op.axes :])
-        rows = type.size // length
     else:
         length = prod(type.shape[1:]) // op.groups
-        rows = type.size // length
         pack = _ACCESS // ITEMSIZE[type.dtype]
         if length % pack == 0 and length <= _SHORT and element_of("i", type.shape, x) == "i":
-            return _short_group_norm(op, type, rows, length, vectors)
+            return _short_group_norm(op, type, length, vectors)
     element = TYPES[type.dtype]
     code = Code()
     pointers = [f"const {element} *{name}" for name in ("x", "w", "b")[: 1 + vectors]]
@@ -121,7 +119,7 @@ def print_layer_norm(
                 for sign, vector in zip("*+", ("w[i]", "b[i]")[:vectors], strict=False):
                     code.line(f"value = value {sign} md_value({vector});")
             code.line(f"y[first + i] = md_as<{element}>(value);")
-    return Launch.named("layernorm", code, rows, BLOCK, BLOCK // 32 * 4)
+    return Launch.named("layernorm", code, type.size // length, BLOCK, BLOCK // 32 * 4)
 
 
 def _scale_channel(
@@ -134,14 +132,12 @@ def _scale_channel(
         code.line(f"{value} = md_fma({value}, md_value(w[c]), md_value(b[c]));")
 
 
-def _short_group_norm(
-    op: GroupNorm, type: TensorType, rows: int, length: int, vectors: int
-) -> Launch:
+def _short_group_norm(op: GroupNorm, type: TensorType, length: int, vectors: int) -> Launch:
     """The kernel of rows that stay in registers: of as few threads as have a pack of a row each, or
     of a warp."""
     dtype = type.dtype
     element, pack = TYPES[dtype], _ACCESS // ITEMSIZE[dtype]
-    packs = length // pack
+    rows, packs = type.size // length, length // pack
     lanes = min(32, 1 << (packs - 1).bit_length())
     turns = -(-packs // lanes)
     code = Code()
@@ -167,7 +163,9 @@ def _short_group_norm(
                 code.line("float part = 0.0f;")
                 code.unrolled_line(f"{each} part += {term};")
                 code.line(f"{value} += part;")
-            _combine_lanes(code, value, lanes)
+            # The sum over neighbouring threads, in a fixed order, which all of them have.
+            other = f"__shfl_xor_sync(0xffffffffu, {value}, s)"
+            code.unrolled_line(f"for (int s = {lanes // 2}; s; s >>= 1) {value} += {other};")
             code.line(f"{value} /= {count};")
 
         def print_centered(value: str) -> None:
@@ -187,9 +185,3 @@ def _short_group_norm(
                 _scale_channel(code, op, type, vectors, "v[t][j]", "row", f"({offset} + j)")
             code.line(f"md_store<{pack}>(y + first + {offset}, v[t]);")
     return Launch.named("layernorm", code, -(-rows * lanes // BLOCK), BLOCK)
-
-
-def _combine_lanes(code: Code, value: str, lanes: int) -> None:
-    """Prints the sum over ``lanes`` neighbouring threads, in a fixed order; all have the result."""
-    other = f"__shfl_xor_sync(0xffffffffu, {value}, s)"
-    code.unrolled_line(f"for (int s = {lanes // 2}; s; s >>= 1) {value} += {other};")

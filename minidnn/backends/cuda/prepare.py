@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ...cudnn.errors import NoAlgorithmError
 from ...errors import OutOfMemoryError, UnsupportedError
-from ...graph.ir import Constant, Node, Value
+from ...graph.ir import Constant, Node
 from ...runtime.operand import Operand
 from ...runtime.plan import Plan
 from ...runtime.slots import Slots
@@ -231,10 +231,7 @@ def prepare(
         OutOfMemoryError: the limit does not suffice, or as a Shortage, the device's memory.
     """
     short = limit is not None and limit.short
-    outputs: dict[Value, Data] = {}
-    for value in plan.graph.outputs:
-        if isinstance(value, Constant):
-            outputs[value] = data_of(value)
+    outputs = {v: data_of(v) for v in plan.graph.outputs if isinstance(v, Constant)}
     pointers = (*outputs.values(), *(p for task in tasks for p in task.pointers))
     problems = [t.work for t in tasks if isinstance(t.work, ContractionProblem)]
     launches = [t.work for t in tasks if isinstance(t.work, Launch) and not t.others]
