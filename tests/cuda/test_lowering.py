@@ -21,13 +21,12 @@ from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.contraction.algorithms import algorithms_for, least_milliseconds
 from minidnn.backends.cuda.contraction.config import (
     FIXED,
-    PRODUCT,
     CudaAlgorithm,
     finish_of,
     target,
     used,
 )
-from minidnn.backends.cuda.contraction.graphs import graph_of
+from minidnn.backends.cuda.contraction.graphs import PRODUCT, graph_of
 from minidnn.backends.cuda.contraction.halo import HALOS
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem

@@ -65,8 +65,7 @@ def computed(
         code.line(f"const int t = blockIdx.x * {THREADS} + threadIdx.x;")
         code.line("const float x = md_value(p[t]);")
         for i, expression in enumerate(expressions):
-            lines, result = print_as(dtype, linearize(expression), ["x"], code.fresh)
-            code.lines(lines)
+            result = print_as(code, dtype, linearize(expression), ["x"])
             code.line(f"y{i}[t] = {result};")
     source = KernelSource("k", str(code))
     results = [np.empty(of.size, np.float32) for _ in expressions]
@@ -123,9 +122,9 @@ def test_a_sigmoid_takes_one_exponential_and_one_inverse() -> None:
 
 
 def test_float32_stays_what_it_is() -> None:
-    code = linearize(activations.SiLU().formula(argument(0)))
-    lines, _ = print_as("float32", code, ["x"], Code().fresh)
-    assert "md_exp(" in "".join(lines) and " / " in "".join(lines)
+    code = Code()
+    print_as(code, "float32", linearize(activations.SiLU().formula(argument(0))), ["x"])
+    assert "md_exp(" in str(code) and " / " in str(code)
 
 
 def test_what_others_read_stays_exact() -> None:

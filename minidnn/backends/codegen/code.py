@@ -43,6 +43,18 @@ class Code:
             self._depth -= 1
             self.line("}")
 
+    @contextmanager
+    def unrolled(self, head: str, times: int | None = None) -> Iterator[None]:
+        """As :meth:`block`, for a loop that CUDA's compiler unrolls, ``times`` times if given."""
+        self.line("#pragma unroll" if times is None else f"#pragma unroll {times}")
+        with self.block(head):
+            yield
+
+    def unrolled_line(self, loop: str) -> None:
+        """Adds a loop whose body is one statement, and that CUDA's compiler unrolls."""
+        self.line("#pragma unroll")
+        self.line(loop)
+
     def fresh(self) -> str:
         """Returns a variable name that no other call returns."""
         self._names += 1

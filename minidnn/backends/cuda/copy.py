@@ -15,7 +15,7 @@ from math import gcd
 import numpy as np
 
 from ...graph.operators import TakeChannels
-from ...graph.types import ITEMSIZE, TensorType
+from ...graph.types import TensorType
 from ...kernels.ops.indexing import lower_take_channels
 from ...kernels.ops.pitched import Pitched
 from ..codegen.code import Code
@@ -64,10 +64,9 @@ def _few(batch: int, source: Tensor, target: Tensor) -> Launch:
         code.line(f"const long long n = t / {plane}, p = t % {plane};")
         code.line(f"x += n * {source.image} + p * {source.pixel} + {source.offset};")
         code.line(f"y += n * {target.image} + p * {target.pixel} + {target.offset};")
-        code.line("#pragma unroll")
-        with code.block(f"for (int c = 0; c < {source.channels}; c++)"):
+        with code.unrolled(f"for (int c = 0; c < {source.channels}; c++)"):
             code.line(f"y[c * {target.channel}ll] = x[c * {source.channel}ll];")
-    return _launch("few", code, (-(-batch * plane // 256), 1, 1), (256, 1, 1))
+    return Launch.named("few", code, -(-batch * plane // 256), 256)
 
 
 def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
@@ -83,8 +82,8 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
     from_outer, to_inner = (
         (source.channel, target.pixel) if to_last else (source.pixel, target.channel)
     )
-    reads = _pack(source, inner, (source.image, from_outer, source.offset))
-    writes = _pack(target, outer, (target.image, to_inner, target.offset))
+    reads = _pack(source, inner, source.image, from_outer, source.offset)
+    writes = _pack(target, outer, target.image, to_inner, target.offset)
     most, least = TILES
     tile = most if batch * -(-outer // most) * -(-inner // most) >= PLENTY else least
     element, pitch = TYPES[source.dtype], tile + 4 // source.itemsize
@@ -102,41 +101,37 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
         across, rows = _shares(tile, reads)
         code.line(f"const int a = threadIdx.x % {across} * {reads}, b = threadIdx.x / {across};")
         code.line(f"md_pack<{reads}, {element}> packs[{-(-tile // rows)}];")
-        code.line("#pragma unroll")
-        with code.block(f"for (int k = 0; k < {tile}; k += {rows})"):
+        shares = f"for (int k = 0; k < {tile}; k += {rows})"
+        with code.unrolled(shares):
             code.line("const int o = outer + b + k, i = inner + a;")
             code.line(f"if (b + k < {tile} && o < {outer} && i < {inner})")
             address = f"(x + (o * {from_outer}ll + i))"
             word = f"md_word<{reads * source.itemsize}>::type"
             code.line(f"  packs[k / {rows}].word = *(const {word} *){address};")
-        code.line("#pragma unroll")
-        with code.block(f"for (int k = 0; k < {tile}; k += {rows})"):
-            code.line("#pragma unroll")
-            with code.block(f"for (int j = 0; j < {reads}; j++)"):
-                code.line(f"if (b + k < {tile}) tile[b + k][a + j] = packs[k / {rows}].items[j];")
+        with code.unrolled(shares), code.unrolled(f"for (int j = 0; j < {reads}; j++)"):
+            code.line(f"if (b + k < {tile}) tile[b + k][a + j] = packs[k / {rows}].items[j];")
         code.line("__syncthreads();")
         across, rows = _shares(tile, writes)
         code.line(f"const int c = threadIdx.x % {across} * {writes}, d = threadIdx.x / {across};")
-        code.line("#pragma unroll")
-        with code.block(f"for (int k = d; k < {tile}; k += {rows})"):
+        with code.unrolled(f"for (int k = d; k < {tile}; k += {rows})"):
             code.line("const int i = inner + k, o = outer + c;")
             code.line(f"if (o >= {outer} || i >= {inner}) continue;")
             code.line(f"md_pack<{writes}, {element}> pack;")
-            code.line("#pragma unroll")
-            code.line(f"for (int j = 0; j < {writes}; j++) pack.items[j] = tile[c + j][k];")
+            item = "pack.items[j] = tile[c + j][k]"
+            code.unrolled_line(f"for (int j = 0; j < {writes}; j++) {item};")
             address = f"y + (i * {to_inner}ll + o)"
             wide = writes > 1 or target.itemsize > 2
             code.line(
                 f"md_write_word({address}, pack.word);" if wide else f"*({address}) = *pack.items;"
             )
     grid = (tiles * -(-outer // tile), 1, batch)
-    return _launch("transpose", code, grid, (THREADS, 1, 1), tile * pitch * source.itemsize)
+    kernel = KernelSource.named("transpose", str(code))
+    return Launch(kernel, grid, (THREADS, 1, 1), tile * pitch * source.itemsize)
 
 
-def _pack(tensor: Tensor, run: int, steps: Sequence[int]) -> int:
+def _pack(tensor: Tensor, run: int, *steps: int) -> int:
     """The elements of one access: ``run`` are contiguous, and runs begin at multiples of steps."""
-    most = _WIDEST // tensor.itemsize
-    return gcd(most, run, *steps)
+    return gcd(_WIDEST // tensor.itemsize, run, *steps)
 
 
 def _shares(tile: int, pack: int) -> tuple[int, int]:
@@ -147,16 +142,6 @@ def _shares(tile: int, pack: int) -> tuple[int, int]:
 
 def _parameters(source: Tensor, target: Tensor) -> str:
     return f"const {TYPES[source.dtype]} *x, {TYPES[target.dtype]} *y"
-
-
-def _launch(
-    kind: str,
-    code: Code,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    shared_bytes: int = 0,
-) -> Launch:
-    return Launch(KernelSource.named(kind, str(code)), grid, block, shared_bytes)
 
 
 ELEMENTS = (2048, 512)
@@ -195,7 +180,7 @@ def _side_by_side(
 ) -> tuple[Launch, np.ndarray]:
     """The kernel of channels-last tensors, and its table: source by source, the channels that are
     picked, and in the upper 32 bits the channels of the target that they become."""
-    channels, size = target.channels, ITEMSIZE[target.dtype]
+    channels = target.channels
     total = batch * target.rows * target.columns
     many, few = ELEMENTS
     pixels = max(1, (many if total * channels >= many * ENOUGH else few) // channels)
@@ -220,9 +205,9 @@ def _side_by_side(
                 _print_scatter(code, k, len(picks), pixels, channels)
         code.line("__syncthreads();")
         _print_write(code, target, pixels, total)
-    blocks = -(-total // pixels)
+    blocks, shared_bytes = -(-total // pixels), pixels * channels * target.itemsize
     table = np.array([at | to << 32 for picks in picks_of for at, to in picks], np.int64)
-    return Launch.named("channels", code, blocks, THREADS, pixels * channels * size), table
+    return Launch.named("channels", code, blocks, THREADS, shared_bytes), table
 
 
 def _print_read(code: Code, k: int, x: Tensor, count: int, begin: int, pixels: int) -> None:
@@ -230,8 +215,7 @@ def _print_read(code: Code, k: int, x: Tensor, count: int, begin: int, pixels: i
     rounds = -(-pixels * count // THREADS)
     code.line(f"{_raw(x)} v{k}[{rounds}];")
     code.line(f"int to{k}[{rounds}];")
-    code.line("#pragma unroll")
-    with code.block(f"for (int j = 0; j < {rounds}; j++)"):
+    with code.unrolled(f"for (int j = 0; j < {rounds}; j++)"):
         code.line(f"const int t = threadIdx.x + j * {THREADS}, p = t / {count};")
         code.line(f"to{k}[j] = -1;")
         with code.block("if (p < most)"):
@@ -243,21 +227,20 @@ def _print_read(code: Code, k: int, x: Tensor, count: int, begin: int, pixels: i
 
 def _print_scatter(code: Code, k: int, count: int, pixels: int, channels: int) -> None:
     """Prints how the elements of source ``k`` are stored in the tile, at their target channels."""
-    code.line("#pragma unroll")
-    with code.block(f"for (int j = 0; j < {-(-pixels * count // THREADS)}; j++)"):
+    with code.unrolled(f"for (int j = 0; j < {-(-pixels * count // THREADS)}; j++)"):
         code.line(f"const int p = (threadIdx.x + j * {THREADS}) / {count};")
         code.line(f"if (to{k}[j] >= 0) tile[p * {channels} + to{k}[j]] = v{k}[j];")
 
 
 def _print_write(code: Code, target: Tensor, pixels: int, total: int) -> None:
     """Prints the writes of the tile, in packs of each pixel, or of all if the target is dense."""
-    channels, most = target.channels, _WIDEST // ITEMSIZE[target.dtype]
+    channels = target.channels
     dense = _pixel(target) == channels
     if dense:
-        pack = gcd(most, pixels * channels, total * channels, target.offset)
+        pack = _pack(target, pixels * channels, total * channels, target.offset)
         packs = f"most * {channels} / {pack}"
     else:
-        pack = gcd(most, channels, _pixel(target), target.offset)
+        pack = _pack(target, channels, _pixel(target), target.offset)
         packs = f"most * {channels // pack}"
     code.line(f"y += first * {_pixel(target)} + {target.offset};")
     with code.block(f"for (int t = threadIdx.x; t < {packs}; t += {THREADS})"):
@@ -276,10 +259,10 @@ def _pixel(tensor: Tensor) -> int:
 
 def _copied(to: str, source: str, pack: int, target: Tensor) -> str:
     """The statement that copies a pack."""
-    size = pack * ITEMSIZE[target.dtype]
     if pack == 1:
         return f"*({to}) = *({source});"
-    return f"*(md_word<{size}>::type *)({to}) = *(const md_word<{size}>::type *)({source});"
+    word = f"md_word<{pack * target.itemsize}>::type"
+    return f"*({word} *)({to}) = *(const {word} *)({source});"
 
 
 def _head(sources: Sequence[Tensor], target: Tensor) -> str:
@@ -290,4 +273,4 @@ def _head(sources: Sequence[Tensor], target: Tensor) -> str:
 
 def _raw(tensor: Tensor) -> str:
     """The integer type of an element's size."""
-    return _RAW[ITEMSIZE[tensor.dtype]]
+    return _RAW[tensor.itemsize]

@@ -16,13 +16,14 @@ multiply-add.  Other code does not change, and neither do its bits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isfinite
 
 import numpy as np
 
 from ...graph.expression import Instruction
 from ...graph.types import HALF_DTYPES, INTEGERS
+from ..codegen.code import Code
 from ..codegen.dialect import CUDA
 from ..codegen.functions import BOUNDS, INTEGER_FUNCTIONS
 from .prelude import TYPES
@@ -35,11 +36,14 @@ _NORMAL = (2.0**-100, 2.0**100)
 
 
 def print_as(
-    dtype: str, code: Sequence[Instruction], arguments: Sequence[str], fresh: Callable[[], str]
-) -> tuple[list[str], str]:
-    """As :meth:`..codegen.dialect.Dialect.print_code`, for a result that has this dtype in memory,
-    whether it is rounded to that here or later."""
-    return CUDA.print_code(narrowed(code) if dtype in HALF_DTYPES else code, arguments, fresh)
+    code: Code, dtype: str, instructions: Sequence[Instruction], arguments: Sequence[str]
+) -> str:
+    """Prints straight-line code over named arguments, for a result that has this dtype in memory,
+    whether it is rounded to that here or later; returns the name of the result."""
+    precise = narrowed(instructions) if dtype in HALF_DTYPES else instructions
+    lines, result = CUDA.print_code(precise, arguments, code.fresh)
+    code.lines(lines)
+    return result
 
 
 def narrowed(code: Sequence[Instruction]) -> tuple[Instruction, ...]:

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...cache import CacheStore, digest
@@ -23,7 +23,7 @@ from ...gpu import cupy
 from ...graph.ir import Value
 from ...runtime.plan import Plan
 from .constants import Constants, Data
-from .functions import Loaded
+from .functions import Load, Loaded
 from .kernels import Launch
 from .task import InWorkspace, Pointer, Task
 
@@ -31,9 +31,6 @@ log = logging.getLogger(__name__)
 
 _VERSION = 1
 _store = CacheStore("cuda_sequence", ".json", 32 << 20)
-
-Load = Callable[[Sequence[Launch]], list[Loaded]]
-"""Loads launches onto the current device, and compiles them where no cache has them."""
 
 
 class Fastest:

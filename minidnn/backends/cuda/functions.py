@@ -183,6 +183,10 @@ class KernelRun:
         )
 
 
+Load = Callable[[Sequence[Launch]], list[Loaded]]
+"""Loads launches onto the current device, and compiles them where no cache has them."""
+
+
 class LaunchLoader:
     """Loads launches, and keeps them.  Kernels of one call are compiled together; those that
     ``other``, the loader of another program, has are not loaded again."""

@@ -59,7 +59,7 @@ from .contraction.problem import (
 )
 from .copy import print_copy, print_take_channels
 from .kernels import ANY_SIZE, SCHEDULE, Launch
-from .library.lower import Lowering, Reserve
+from .library.lower import Lowering
 from .machine import Machine
 from .normalize import print_layer_norm, print_softmax
 from .pointwise import has_any_size, print_chain_for_any_size, print_for_any_size
@@ -69,6 +69,7 @@ from .reduce import averages_images, print_argmax, print_reduce
 from .regions import (
     REGION_KERNELS,
     LoweringContext,
+    outer_values,
     plane_average,
     tasks_of_product,
     tasks_of_row_operator,
@@ -76,7 +77,16 @@ from .regions import (
     tasks_of_sums,
 )
 from .strided import pitched, print_broadcast, strided_of
-from .task import InWorkspace, Pointer, Task, data_of, numbers_of, pointer_at, pointer_to
+from .task import (
+    InWorkspace,
+    Pointer,
+    Task,
+    channels_last,
+    data_of,
+    numbers_of,
+    pointer_at,
+    pointer_to,
+)
 from .tensor import Tensor, tensor_of
 
 
@@ -169,8 +179,7 @@ class _Lowering(LoweringContext):
             if op.summed:
                 return None
             nodes, outputs = op.body.nodes, op.body.outputs
-            outer = dict(zip(op.body.inputs, node.inputs, strict=True))
-            outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
+            outer = outer_values(op.body, node.inputs, node.outputs)
         elif not isinstance(op, (Elementwise, Windowed)):
             return None
         if not has_any_size(nodes):
@@ -212,17 +221,7 @@ class _Lowering(LoweringContext):
 
     def _functions(self, node: Node) -> Sequence[Task]:
         exactly = self.accuracy == "high"
-        lowering = Lowering(self.is_planar, self.tf32, exactly, self.deterministic)
-        return [
-            Task(
-                node,
-                step.work,
-                tuple(InWorkspace(0) if isinstance(p, Reserve) else p for p in step.given),
-                (),
-                step.workspace_bytes,
-            )
-            for step in lowering.steps(node)
-        ]
+        return Lowering(self.is_planar, self.tf32, exactly, self.deterministic).tasks(node)
 
     def _contraction(self, node: Node) -> Sequence[Task]:
         if (reason := why_not_bytes(parts_of(node))) is not None:
@@ -346,8 +345,4 @@ def _packed(weight: Constant, problem: ContractionProblem, quantized: BytesOnly 
         return Data(lambda: gather.filter(weight.data, weight.dtype), weight.dtype, key)
     if problem.planar or weight.type.rank == 2:
         return data_of(weight)
-    return Data(
-        lambda: np.ascontiguousarray(weight.data.transpose(0, 2, 3, 1)),
-        weight.dtype,
-        (id(weight), "channels last"),
-    )
+    return channels_last(weight)

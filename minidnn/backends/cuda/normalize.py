@@ -15,10 +15,8 @@ from ..codegen.code import Code
 from ..codegen.dialect import literal
 from .kernels import Launch
 from .prelude import TYPES
-from .reduce import BLOCK, Blocks, reduce_block
+from .reduce import BLOCK, COMBINE, Blocks, reduce_block
 from .strided import Strided, element_of
-
-_MOST = "md_max({0}, {1})"
 
 
 def print_softmax(op: Softmax | LogSoftmax, type: TensorType, x: Strided) -> Launch:
@@ -33,78 +31,47 @@ def print_softmax(op: Softmax | LogSoftmax, type: TensorType, x: Strided) -> Lau
     run = length * inner
     sample = f"o / {per_sample} * {x.strides[0]} + o % {per_sample} * {run}"
     first = f"{'0' if dim == 0 else sample} + {x.offset}"
-    step = x.strides[dim]
-    logarithm = isinstance(op, LogSoftmax)
-    element = TYPES[type.dtype]
+    by_block = inner == 1
+    element, loaded = TYPES[type.dtype], f"md_value(x[i * {x.strides[dim]}ll])"
     code = Code()
     with code.block(f'extern "C" __global__ void @(const {element} *x, {element} *y)'):
-        if inner == 1:
-            _rows(code, length, first, step, logarithm, element)
-            grid = outer
+        if by_block:
+            code.line("const long long o = blockIdx.x;")
+            code.line(f"x += {first};")
+            code.line(f"y += o * {length};")
+            loop = f"for (int i = threadIdx.x; i < {length}; i += {BLOCK})"
         else:
-            _columns(code, outer * inner, length, inner, first, step, logarithm, element)
-            grid = -(-outer * inner // BLOCK)
-    return Launch.named("softmax", code, grid, BLOCK, BLOCK // 32 * 4)
-
-
-def _result(logarithm: bool) -> str:
-    """The expression of an element of the result."""
-    return "shifted - scale" if logarithm else "md_exp(shifted) / scale"
-
-
-def _rows(code: Code, length: int, first: str, step: int, logarithm: bool, element: str) -> None:
-    """Prints the softmax of a row by a block; ``first`` is its offset, ``step`` its stride."""
-    code.line("const long long o = blockIdx.x;")
-    code.line(f"x += {first};")
-    code.line(f"y += o * {length};")
-    loop = f"for (int i = threadIdx.x; i < {length}; i += {BLOCK})"
-    code.line("float top = floatbits(0xff800000u);")
-    code.line(f"{loop} top = md_max(top, md_value(x[i * {step}ll]));")
-    reduce_block(code, "top", _MOST)
-    sums = Blocks(code, "float", "0.0f", _ADD, length, BLOCK)
-    with sums.each("scale", "i"):
-        sums.add(f"md_exp(md_value(x[i * {step}ll]) - top)")
-    reduce_block(code, "scale", _ADD, declared=True)
-    if logarithm:
-        code.line("scale = md_log(scale);")
-    with code.block(loop):
-        code.line(f"const float shifted = md_value(x[i * {step}ll]) - top;")
-        code.line(f"y[i] = md_as<{element}>({_result(logarithm)});")
-
-
-def _columns(
-    code: Code,
-    count: int,
-    length: int,
-    inner: int,
-    first: str,
-    step: int,
-    logarithm: bool,
-    element: str,
-) -> None:
-    """Prints the softmax of a column by a thread; ``step`` is the stride of its elements."""
-    code.line(f"const long long t = blockIdx.x * {BLOCK}ll + threadIdx.x;")
-    code.line(f"if (t >= {count}) return;")
-    code.line(f"const long long o = t / {inner}, p = t % {inner};")
-    code.line(f"x += {first} + p;")
-    code.line(f"y += o * {length * inner} + p;")
-    loop = f"for (int i = 0; i < {length}; i++)"
-    code.line("float top = floatbits(0xff800000u);")
-    code.line(f"{loop} top = md_max(top, md_value(x[i * {step}ll]));")
-    sums = Blocks(code, "float", "0.0f", _ADD, length, 1)
-    with sums.each("scale", "i"):
-        sums.add(f"md_exp(md_value(x[i * {step}ll]) - top)")
-    if logarithm:
-        code.line("scale = md_log(scale);")
-    with code.block(loop):
-        code.line(f"const float shifted = md_value(x[i * {step}ll]) - top;")
-        code.line(f"y[i * {inner}ll] = md_as<{element}>({_result(logarithm)});")
+            code.line(f"const long long t = blockIdx.x * {BLOCK}ll + threadIdx.x;")
+            code.line(f"if (t >= {outer * inner}) return;")
+            code.line(f"const long long o = t / {inner}, p = t % {inner};")
+            code.line(f"x += {first} + p;")
+            code.line(f"y += o * {run} + p;")
+            loop = f"for (int i = 0; i < {length}; i++)"
+        code.line("float top = floatbits(0xff800000u);")
+        code.line(f"{loop} top = md_max(top, {loaded});")
+        if by_block:
+            reduce_block(code, "top", COMBINE["max"])
+        sums = Blocks(code, "float", "0.0f", _ADD, length, BLOCK if by_block else 1)
+        with sums.each("scale", "i"):
+            sums.add(f"md_exp({loaded} - top)")
+        if by_block:
+            reduce_block(code, "scale", _ADD, declared=True)
+        is_logarithm = isinstance(op, LogSoftmax)
+        if is_logarithm:
+            code.line("scale = md_log(scale);")
+        with code.block(loop):
+            code.line(f"const float shifted = {loaded} - top;")
+            result = "shifted - scale" if is_logarithm else "md_exp(shifted) / scale"
+            place = "i" if by_block else f"i * {inner}ll"
+            code.line(f"y[{place}] = md_as<{element}>({result});")
+    blocks = outer if by_block else -(-outer * inner // BLOCK)
+    return Launch.named("softmax", code, blocks, BLOCK, BLOCK // 32 * 4)
 
 
 _ACCESS = 16  # bytes
 _SHORT = 2048
 """Elements of a row that threads of a warp keep in registers."""
-_ADD = "{0} + {1}"
+_ADD = COMBINE["sum"]
 
 
 def print_layer_norm(
@@ -116,13 +83,11 @@ def print_layer_norm(
     """
     if isinstance(op, LayerNorm):  # short rows are a region's
         length = prod(type.shape[type.rank - op.axes :])
-        rows = type.size // length
     else:
         length = prod(type.shape[1:]) // op.groups
-        rows = type.size // length
         pack = _ACCESS // ITEMSIZE[type.dtype]
         if length % pack == 0 and length <= _SHORT and element_of("i", type.shape, x) == "i":
-            return _short_group_norm(op, type, rows, length, vectors)
+            return _short_group_norm(op, type, length, vectors)
     element = TYPES[type.dtype]
     code = Code()
     pointers = [f"const {element} *{name}" for name in ("x", "w", "b")[: 1 + vectors]]
@@ -154,7 +119,7 @@ def print_layer_norm(
                 for sign, vector in zip("*+", ("w[i]", "b[i]")[:vectors], strict=False):
                     code.line(f"value = value {sign} md_value({vector});")
             code.line(f"y[first + i] = md_as<{element}>(value);")
-    return Launch.named("layernorm", code, rows, BLOCK, BLOCK // 32 * 4)
+    return Launch.named("layernorm", code, type.size // length, BLOCK, BLOCK // 32 * 4)
 
 
 def _scale_channel(
@@ -167,14 +132,12 @@ def _scale_channel(
         code.line(f"{value} = md_fma({value}, md_value(w[c]), md_value(b[c]));")
 
 
-def _short_group_norm(
-    op: GroupNorm, type: TensorType, rows: int, length: int, vectors: int
-) -> Launch:
+def _short_group_norm(op: GroupNorm, type: TensorType, length: int, vectors: int) -> Launch:
     """The kernel of rows that stay in registers: of as few threads as have a pack of a row each, or
     of a warp."""
     dtype = type.dtype
     element, pack = TYPES[dtype], _ACCESS // ITEMSIZE[dtype]
-    packs = length // pack
+    rows, packs = type.size // length, length // pack
     lanes = min(32, 1 << (packs - 1).bit_length())
     turns = -(-packs // lanes)
     code = Code()
@@ -189,29 +152,25 @@ def _short_group_norm(
         each = f"for (int j = 0; j < {pack}; j++)"
         inside = f"lane + t * {lanes} < {packs}"
         offset = f"(lane + t * {lanes}) * {pack}"
-        code.line("#pragma unroll")
-        with code.block(loop):
-            code.line("#pragma unroll")
-            code.line(f"{each} v[t][j] = 0.0f;")
+        with code.unrolled(loop):
+            code.unrolled_line(f"{each} v[t][j] = 0.0f;")
             code.line(f"if (there && {inside}) md_load<{pack}>(v[t], x + first + {offset});")
         code.line("float mean = 0.0f, rest = 0.0f, variance = 0.0f;")
         count = literal(float(length))
 
         def print_mean(value: str, term: str) -> None:
-            code.line("#pragma unroll")
-            with code.block(loop):
+            with code.unrolled(loop):
                 code.line("float part = 0.0f;")
-                code.line("#pragma unroll")
-                code.line(f"{each} part += {term};")
+                code.unrolled_line(f"{each} part += {term};")
                 code.line(f"{value} += part;")
-            _combine_lanes(code, value, lanes)
+            # The sum over neighbouring threads, in a fixed order, which all of them have.
+            other = f"__shfl_xor_sync(0xffffffffu, {value}, s)"
+            code.unrolled_line(f"for (int s = {lanes // 2}; s; s >>= 1) {value} += {other};")
             code.line(f"{value} /= {count};")
 
         def print_centered(value: str) -> None:
-            code.line("#pragma unroll")
-            with code.block(loop):
-                code.line("#pragma unroll")
-                code.line(f"{each} v[t][j] = {inside} ? v[t][j] - {value} : 0.0f;")
+            with code.unrolled(loop):
+                code.unrolled_line(f"{each} v[t][j] = {inside} ? v[t][j] - {value} : 0.0f;")
 
         print_mean("mean", "v[t][j]")
         print_centered("mean")
@@ -219,19 +178,10 @@ def _short_group_norm(
         print_centered("rest")
         print_mean("variance", "v[t][j] * v[t][j]")
         code.line(f"const float scale = sqrtf(variance + {literal(op.eps)});")
-        code.line("#pragma unroll")
-        with code.block(loop):
+        with code.unrolled(loop):
             code.line(f"if (!there || !({inside})) continue;")
-            code.line("#pragma unroll")
-            with code.block(each):
+            with code.unrolled(each):
                 code.line("v[t][j] = v[t][j] / scale;")
                 _scale_channel(code, op, type, vectors, "v[t][j]", "row", f"({offset} + j)")
             code.line(f"md_store<{pack}>(y + first + {offset}, v[t]);")
     return Launch.named("layernorm", code, -(-rows * lanes // BLOCK), BLOCK)
-
-
-def _combine_lanes(code: Code, value: str, lanes: int) -> None:
-    """Prints the sum over ``lanes`` neighbouring threads, in a fixed order; all have the result."""
-    other = f"__shfl_xor_sync(0xffffffffu, {value}, s)"
-    code.line("#pragma unroll")
-    code.line(f"for (int s = {lanes // 2}; s; s >>= 1) {value} += {other};")

@@ -216,8 +216,7 @@ def reduce_few_partial_sums(parts: PartialSums) -> Launch:
             with code.block(""):
                 code.line(f"const float *const from = part + {i * parts.stride}ll + c;")
                 code.line("float total = 0.0f;")
-                code.line("#pragma unroll 8")
-                with code.block(f"for (int r = 0; r < {parts.count}; r++)"):
+                with code.unrolled(f"for (int r = 0; r < {parts.count}; r++)", 8):
                     code.line(f"total += from[r * {parts.channels}ll];")
                 code.line(parts.total(each, "total"))
     return Launch.named("sum_parts", code, -(-parts.channels // THREADS), THREADS)
@@ -263,12 +262,10 @@ def _of_rows(code: Code, parts: PartialSums, unrolled: int | None = None) -> Ite
     the most that a thread has, which ``k`` counts."""
     inside = f"c < {parts.channels} && r < {parts.count}"
     if unrolled is None:
-        code.line("#pragma unroll 16")
-        with code.block(f"for (int r = down; {inside}; r += {_ROWS})"):
+        with code.unrolled(f"for (int r = down; {inside}; r += {_ROWS})", 16):
             yield
         return
-    code.line("#pragma unroll")
-    with code.block(f"for (int k = 0; k < {unrolled}; k++)"):
+    with code.unrolled(f"for (int k = 0; k < {unrolled}; k++)"):
         code.line(f"const int r = down + k * {_ROWS};")
         with code.block(f"if ({inside})"):
             yield

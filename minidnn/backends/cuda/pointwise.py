@@ -24,7 +24,7 @@ from ..codegen.code import Code
 from .expressions import narrowed, print_as
 from .kernels import ANY_SIZE, Launch
 from .prelude import TYPES
-from .tensor import Tensor
+from .tensor import Tensor, is_regular, step_of
 
 THREADS = 256
 _WIDEST = 16  # bytes of one access
@@ -79,8 +79,7 @@ def print_pointwise(
             code.line(f"float a{i}[{lanes}];")
             code.line(f"md_load<{lanes}>(a{i}, x{i} + {grid.address(tensor)});")
         code.line(f"float r[{lanes}];")
-        code.line("#pragma unroll")
-        with code.block(f"for (int j = 0; j < {lanes}; j++)"):
+        with code.unrolled(f"for (int j = 0; j < {lanes}; j++)"):
             rounded = TYPES[output.dtype] if round_steps else None
             vector = f"md_value(v{{}}[{grid.channel}])".format
             value = print_chain(code, steps, vector, output.dtype, rounded)
@@ -115,8 +114,7 @@ def print_chain(
             else:
                 names.append(code.fresh())
                 code.line(f"const float {names[-1]} = {vector(argument.index)};")
-        lines, value = print_as(dtype, step.code, names, code.fresh)
-        code.lines(lines)
+        value = print_as(code, dtype, step.code, names)
         if round_to is not None:
             rounded = code.fresh()
             code.line(f"const float {rounded} = md_round<{round_to}>({value});")
@@ -159,13 +157,9 @@ class _Grid:
     def _steps(self, t: Tensor) -> list[int]:
         """The strides between runs of contiguous elements, and the offset of the first."""
         if self.order == "last":
-            return [t.offset, *([self._point(t)] if self.batch * self.plane > 1 else [])]
+            return [t.offset, *([step_of(t)] if self.batch * self.plane > 1 else [])]
         steps = ((t.image, self.batch), (t.channel, t.channels))
         return [t.offset, *(step for step, size in steps if size > 1)]
-
-    def _point(self, t: Tensor) -> int:
-        """The stride from one pixel to the next, through all images."""
-        return t.image if self.plane == 1 else t.pixel
 
     def print_position(self, code: Code) -> None:
         """Declares the position of thread ``t``: channel ``c``, and pixel ``p`` of all images, or
@@ -186,7 +180,7 @@ class _Grid:
         """The offset of the thread's first element in a tensor."""
         offset = f" + {t.offset}" if t.offset else ""
         if self.order == "last":
-            return f"p * {self._point(t)} + c{offset}"
+            return f"p * {step_of(t)} + c{offset}"
         if self.order == "planar":
             return f"n * {t.image} + c * {t.channel} + q{offset}"
         columns = self.shape.columns
@@ -201,8 +195,7 @@ class _Grid:
 
 def _is_last(t: Tensor) -> bool:
     """Whether channels are contiguous, and there is a single stride from pixel to pixel."""
-    regular = t.row == t.columns * t.pixel and t.image == t.rows * t.row
-    return (t.channel == 1 or t.channels == 1) and (regular or t.rows * t.columns == 1)
+    return (t.channel == 1 or t.channels == 1) and is_regular(t)
 
 
 def _is_dense_plane(t: Tensor) -> bool:

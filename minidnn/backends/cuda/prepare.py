@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 
 from ...cudnn.errors import NoAlgorithmError
 from ...errors import OutOfMemoryError, UnsupportedError
-from ...graph.ir import Constant, Node, Value
+from ...graph.ir import Constant, Node
 from ...runtime.operand import Operand
 from ...runtime.plan import Plan
 from ...runtime.slots import Slots
 from .block import Block, lay_out, spare
 from .constants import Constants, Data
 from .contraction.choice import Choice, threads
-from .contraction.config import Addresses, AlgorithmConfig, ContractionExecutable
+from .contraction.config import AlgorithmConfig, ContractionExecutable
 from .contraction.fixed_function import FixedConvolution
-from .contraction.problem import Address, ContractionProblem
+from .contraction.problem import Address, Addresses, ContractionProblem
 from .contraction.tune import Tuning
 from .fastest import Fastest
 from .functions import LaunchLoader, Loaded
@@ -231,10 +231,7 @@ def prepare(
         OutOfMemoryError: the limit does not suffice, or as a Shortage, the device's memory.
     """
     short = limit is not None and limit.short
-    outputs: dict[Value, Data] = {}
-    for value in plan.graph.outputs:
-        if isinstance(value, Constant):
-            outputs[value] = data_of(value)
+    outputs = {v: data_of(v) for v in plan.graph.outputs if isinstance(v, Constant)}
     pointers = (*outputs.values(), *(p for task in tasks for p in task.pointers))
     problems = [t.work for t in tasks if isinstance(t.work, ContractionProblem)]
     launches = [t.work for t in tasks if isinstance(t.work, Launch) and not t.others]

@@ -32,7 +32,7 @@ _FEW = 32
 _MANY, _MOST = 8192, 1024
 """From so many elements on, a block has so many threads."""
 
-_COMBINE = {
+COMBINE = {
     "sum": "{0} + {1}",
     "mean": "{0} + {1}",
     "prod": "{0} * {1}",
@@ -47,9 +47,8 @@ _COMBINE_INTEGERS = {
 }
 _LEAST = "(-9223372036854775807ll - 1)"
 _FIRST_INTEGERS = {"sum": "0", "prod": "1", "max": _LEAST, "min": "9223372036854775807ll"}
-_EDGE = float("inf")
-_FIRST = {"sum": "0.0f", "mean": "0.0f", "prod": "1.0f"}
-_FIRST |= {"max": literal(-_EDGE), "min": literal(_EDGE)}
+IDENTITIES = {"sum": "0.0f", "mean": "0.0f", "prod": "1.0f"}
+IDENTITIES |= {"max": literal(float("-inf")), "min": literal(float("inf"))}
 
 
 def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
@@ -61,7 +60,7 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
     kept = [axis for axis in range(type.rank) if axis not in op.dims]
     outputs, count = prod(shape[a] for a in kept), prod(shape[a] for a in op.dims)
     is_integer = is_integer_dtype(type.dtype)
-    combines, first = (_COMBINE_INTEGERS, _FIRST_INTEGERS) if is_integer else (_COMBINE, _FIRST)
+    combines, first = (_COMBINE_INTEGERS, _FIRST_INTEGERS) if is_integer else (COMBINE, IDENTITIES)
     by_block = count > _FEW
     threads = _MOST if count >= _MANY else BLOCK
     kind = "long long" if is_integer else "float"
@@ -117,8 +116,7 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
         code.line(f"{kind} best = 0;")
         code.line("long long place = -1;")
         begin = f"threadIdx.x % {lanes}"
-        code.line("#pragma unroll 4")
-        with code.block(f"for (long long i = {begin}; i < {length}; i += {lanes})"):
+        with code.unrolled(f"for (long long i = {begin}; i < {length}; i += {lanes})", 4):
             code.line(f"const long long from = first + i * {inner};")
             element = read(f"x[{element_of('from', type.shape, x)}]", type.dtype, is_integer)
             code.line(f"const {kind} one = {element};")
@@ -214,8 +212,7 @@ class Blocks:
                 )
                 code.line(f"{kind} block = {self.start};")
                 loop = f"long long {index} = b; {index} < past; {index} += {self.step}"
-                code.line(f"#pragma unroll {LONG}")
-                with code.block(f"for ({loop})"):
+                with code.unrolled(f"for ({loop})", LONG):
                     yield
                 code.line(f"level[0] = {self.combine.format('level[0]', 'block')};")
                 code.line("blocks++;")
@@ -317,9 +314,8 @@ def _channels_last_average(batch: int, x: Tensor, y: Tensor, machine: Machine) -
         loop = f"for (int h = threadIdx.x / {wide}; h < {x.rows}; h += {down})"
         with code.block(f"if (pack < {packs}) {loop}"):
             _add_packs(code, x, lanes)
-            code.line("#pragma unroll")
             place = f"h * {wide * lanes} + threadIdx.x % {wide} * {lanes} + j"
-            code.line(f"for (int j = 0; j < {lanes}; j++) sums[{place}] = sum[j];")
+            code.unrolled_line(f"for (int j = 0; j < {lanes}; j++) sums[{place}] = sum[j];")
         code.line("__syncthreads();")
         with code.block(f"for (int i = threadIdx.x; i < {wide * lanes}; i += {wide * down})"):
             code.line(f"const int c = blockIdx.x * {wide * lanes} + i;")
@@ -339,8 +335,7 @@ def _add_row(code: Code, columns: int, lanes: int) -> None:
         with code.block(f"for (int w = {begin}; w < {end}; w += {lanes})"):
             code.line(f"float one[{lanes}];")
             code.line(f"md_load<{lanes}>(one, row + w);")
-            code.line("#pragma unroll")
-            code.line(f"for (int j = 0; j < {lanes}; j++) {to} += one[j];")
+            code.unrolled_line(f"for (int j = 0; j < {lanes}; j++) {to} += one[j];")
 
     code.line("float sum = 0.0f;")
     if columns <= LONG:
@@ -352,19 +347,15 @@ def _add_row(code: Code, columns: int, lanes: int) -> None:
     with code.block(f"for (int b = 0; b < {columns}; b += {LONG * LONG})"):
         code.line(f"const int end = b + {LONG * LONG} < {columns} ? b + {LONG * LONG} : {columns};")
         code.line(f"float part[{LONG}] = {{}};")
-        code.line("#pragma unroll 4")
-        with code.block(f"for (int i = b; i < end; i += {LONG})"):
-            code.line("#pragma unroll")
-            with code.block(f"for (int p = 0; p < {LONG}; p += {lanes})"):
-                code.line("if (i + p >= end) break;")
-                code.line(f"float one[{lanes}];")
-                code.line(f"md_load<{lanes}>(one, row + i + p);")
-                code.line("#pragma unroll")
-                code.line(f"for (int j = 0; j < {lanes}; j++) part[p + j] += one[j];")
-        code.line("#pragma unroll")
-        with code.block(f"for (int half = {LONG // 2}; half; half >>= 1)"):
-            code.line("#pragma unroll")
-            code.line("for (int p = 0; p < half; p++) part[p] += part[p + half];")
+        chunks = f"for (int i = b; i < end; i += {LONG})"
+        packs = f"for (int p = 0; p < {LONG}; p += {lanes})"
+        with code.unrolled(chunks, 4), code.unrolled(packs):
+            code.line("if (i + p >= end) break;")
+            code.line(f"float one[{lanes}];")
+            code.line(f"md_load<{lanes}>(one, row + i + p);")
+            code.unrolled_line(f"for (int j = 0; j < {lanes}; j++) part[p + j] += one[j];")
+        with code.unrolled(f"for (int half = {LONG // 2}; half; half >>= 1)"):
+            code.unrolled_line("for (int p = 0; p < half; p++) part[p] += part[p + half];")
         code.line("levels[0] += part[0];")
         code.line("blocks++;")
         with code.block("for (int l = 0, k = blocks; k % 16 == 0; l++, k /= 16)"):
@@ -378,12 +369,10 @@ def _add_packs(code: Code, x: Tensor, lanes: int) -> None:
     """Declares ``sum``, the sums of row ``h`` for ``lanes`` neighbouring channels."""
     if x.columns <= LONG:
         code.line(f"float sum[{lanes}] = {{}};")
-        code.line("#pragma unroll 8")
-        with code.block(f"for (int w = 0; w < {x.columns}; w++)"):
+        with code.unrolled(f"for (int w = 0; w < {x.columns}; w++)", 8):
             code.line(f"float one[{lanes}];")
             code.line(f"md_load<{lanes}>(one, x + h * {x.row}ll + w * {x.pixel}ll);")
-            code.line("#pragma unroll")
-            code.line(f"for (int j = 0; j < {lanes}; j++) sum[j] += one[j];")
+            code.unrolled_line(f"for (int j = 0; j < {lanes}; j++) sum[j] += one[j];")
         return
 
     def load_tap(w: str) -> str:
@@ -396,8 +385,7 @@ def _add_packs(code: Code, x: Tensor, lanes: int) -> None:
         assign(name, text)
 
     def assign(name: str, text: str) -> None:
-        code.line("#pragma unroll")
-        code.line(f"for (int j = 0; j < {lanes}; j++) {name}[j] = {text};")
+        code.unrolled_line(f"for (int j = 0; j < {lanes}; j++) {name}[j] = {text};")
 
     TapLoop(code, "int", declare, assign, "{}[j]".format, CUDA).print("sum", x.columns, load_tap)
 

@@ -13,7 +13,7 @@ from ...fusion.device import Device
 from ...fusion.product import FusedProduct
 from ...fusion.region import FusedElements, FusedGradient, FusedSequence, FusedSums
 from ...fusion.rows import FusedRows, region_of_row_operator
-from ...graph.ir import Constant, Node, Value
+from ...graph.ir import Constant, Graph, Node, Value
 from ...graph.layout import CHANNELS_LAST
 from ...graph.operator import Operator
 from ...graph.operators import AvgPool2d, Conv2dInputGradient
@@ -98,12 +98,18 @@ class RegionKernel:
     why_not: Callable[[FusionTarget, Any], str | None] = lambda target, region: None
 
 
+def outer_values(
+    body: Graph, inputs: Sequence[Value], outputs: Sequence[Value]
+) -> dict[Value, Value]:
+    """The values outside of a region that its body's inputs and outputs stand for."""
+    return dict(zip((*body.inputs, *body.outputs), (*inputs, *outputs), strict=True))
+
+
 def tasks_of_sequence(context: LoweringContext, node: Node, op: FusedSequence) -> Sequence[Task]:
     """The tasks of a fused sequence: one kernel, which is preceded by one that packs vectors."""
     if _averages_planes(context, node, op):
         return (plane_average(context, node),)
-    outer = dict(zip(op.body.inputs, node.inputs, strict=True))
-    outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
+    outer = outer_values(op.body, node.inputs, node.outputs)
 
     def tensor(value: Value) -> Tensor:
         return context.tensor(outer.get(value, value))
@@ -163,8 +169,7 @@ def _why_not_sequence(target: FusionTarget, region: FusedSequence) -> str | None
 
 def tasks_of_sums(context: LoweringContext, node: Node, op: FusedSums) -> Sequence[Task]:
     """The tasks of a sweep: its kernel, and one that combines partial sums if there are any."""
-    outer = dict(zip(op.body.inputs, node.inputs, strict=True))
-    outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
+    outer = outer_values(op.body, node.inputs, node.outputs)
     sums = print_sums(op, lambda value: context.tensor(outer.get(value, value)))
     operands = [pointer_to(outer.get(value, value)) for value in sums.operands]
     results = [node.outputs[i] for i in sums.sums]
@@ -184,8 +189,7 @@ def _why_not_sums(target: FusionTarget, region: FusedSums) -> str | None:
 
 def _fused_gradient(context: LoweringContext, node: Node, op: FusedGradient) -> Sequence[Task]:
     """The task of a gradient with its prologue and its epilogue reductions."""
-    outer = dict(zip(op.body.inputs, node.inputs, strict=True))
-    outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
+    outer = outer_values(op.body, node.inputs, node.outputs)
     gradient = op.core.output
 
     def tensor(value: Value) -> Tensor:
@@ -281,8 +285,7 @@ def tasks_of_rows(
     """The tasks of a region on contiguous values: its kernel and, for column sums, one that adds
     partial sums.  The ``tile`` is the cost model's choice by default."""
     printed = print_rows(op, tile)
-    outer = dict(zip(op.body.inputs, inputs, strict=True))
-    outer |= dict(zip(op.body.outputs, outputs, strict=True))
+    outer = outer_values(op.body, inputs, outputs)
     pointers: list[Pointer] = [pointer_to(outer.get(v, v)) for v in printed.operands]
     if printed.parts is None:
         return (Task(node, printed.first, tuple(pointers)),)
@@ -331,10 +334,6 @@ def _attention(context: LoweringContext, node: Node, op: Operator) -> Sequence[T
     return attention_tasks(node)
 
 
-def _why_not_attention(target: FusionTarget, region: FusedAttention) -> str | None:
-    return why_not_attention(region.shape)
-
-
 def _why_not_attention_gradient(target: FusionTarget, region: FusedAttentionGradient) -> str | None:
     shape = region.shape
     return why_not_attention(shape.attention, shape.g, shape.dq, shape.dk, shape.dv)
@@ -348,6 +347,6 @@ REGION_KERNELS: Mapping[type[Operator], RegionKernel] = {
     FusedElements: RegionKernel(_elements),
     FusedGradient: RegionKernel(_fused_gradient, _why_not_gradient),
     FusedProduct: RegionKernel(tasks_of_product),
-    FusedAttention: RegionKernel(_attention, _why_not_attention),
+    FusedAttention: RegionKernel(_attention, lambda _, region: why_not_attention(region.shape)),
     FusedAttentionGradient: RegionKernel(_attention, _why_not_attention_gradient),
 }

@@ -11,8 +11,8 @@ rows, and each block adds up its threads; a second kernel adds the partial sums 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,7 @@ from ..codegen.dialect import CUDA, literal
 from .kernels import Launch
 from .partial_sums import PartialSums, Total, reduce_partial_sums
 from .prelude import TYPES
+from .reduce import COMBINE, IDENTITIES
 from .row_tiles import RowTile, choose_tile, longest_row
 
 _WARP = 32
@@ -74,11 +75,6 @@ MD_FUNCTION void @_divide(float (&y)[T][N], const float (&x)[T][N], float d) {
   }
 }
 """
-
-_COMBINE = {"max": "md_max({0}, {1})", "min": "md_min({0}, {1})", "prod": "{0} * {1}"}
-_COMBINE |= {"sum": "{0} + {1}", "mean": "{0} + {1}"}
-_NEUTRAL = {"sum": "0.0f", "mean": "0.0f", "prod": "1.0f"}
-_NEUTRAL |= {"max": literal(float("-inf")), "min": literal(float("inf"))}
 
 
 @dataclass(frozen=True)
@@ -262,23 +258,22 @@ class _Printer:
 
     def _array(self, value: Value) -> str:
         """Declares the array of the thread's elements of a value."""
-        name = self.names[value] = self.code.fresh()
+        self.names[value] = self._fresh_array()
+        return self.names[value]
+
+    def _fresh_array(self) -> str:
+        """Declares an array of the thread's elements."""
+        name = self.code.fresh()
         self.code.line(f"float {name}[{self.tile.iterations}][{self.tile.pack}];")
         return name
 
-    @contextmanager
-    def _packs(self) -> Iterator[None]:
+    def _packs(self) -> AbstractContextManager[None]:
         """A loop over a thread's packs ``t``."""
-        self.code.line("#pragma unroll")
-        with self.code.block(f"for (int t = 0; t < {self.tile.iterations}; t++)"):
-            yield
+        return self.code.unrolled(f"for (int t = 0; t < {self.tile.iterations}; t++)")
 
-    @contextmanager
-    def _elements(self) -> Iterator[None]:
+    def _elements(self) -> AbstractContextManager[None]:
         """A loop over the elements ``j`` of a pack."""
-        self.code.line("#pragma unroll")
-        with self.code.block(f"for (int j = 0; j < {self.tile.pack}; j++)"):
-            yield
+        return self.code.unrolled(f"for (int j = 0; j < {self.tile.pack}; j++)")
 
     def _float(self, text: str, dtype: str = "float32") -> str:
         """Declares a number that is rounded to a dtype; returns its name."""
@@ -304,10 +299,15 @@ class _Printer:
         name = self.names[node.inputs[0]]
         if isinstance(node.op, Elementwise):
             operands = [self.names[value] for value in node.inputs]
-            lines, result = CUDA.print_code(node.op.lines, operands, self.code.fresh)
-            self.code.lines(lines)
-            name = self._float(result, node.output.dtype)
+            name = self._computed(node, operands)
         self._define_number(node.output, name)
+
+    def _computed(self, node: Node, operands: Sequence[str]) -> str:
+        """Prints an element-wise node over single numbers; returns the name of its result."""
+        assert isinstance(node.op, Elementwise)
+        lines, result = CUDA.print_code(node.op.lines, operands, self.code.fresh)
+        self.code.lines(lines)
+        return self._float(result, node.output.dtype)
 
     def _define_number(self, value: Value, name: str) -> None:
         """Records the name of a number of each row, and stores it if it is a result."""
@@ -354,9 +354,7 @@ class _Printer:
             self.code.line(f"{self.sums[node]}[t][j] += {added};")
         elif isinstance(node.op, Elementwise):
             operands = [local[value] for value in node.inputs]
-            lines, result = CUDA.print_code(node.op.lines, operands, self.code.fresh)
-            self.code.lines(lines)
-            local[node.output] = self._float(result, node.output.dtype)
+            local[node.output] = self._computed(node, operands)
         else:  # a reshape or a broadcast
             local[node.output] = operand
 
@@ -377,18 +375,16 @@ class _Printer:
     def _row_reduction(self, element: str, how: str) -> str:
         """Reduces an expression over all elements of a row; returns the name of the result, which
         all threads of the row have."""
-        code, combine = self.code, _COMBINE[how]
+        code, combine, identity = self.code, COMBINE[how], IDENTITIES[how]
         name, part = code.fresh(), code.fresh()
-        code.line(f"float {name} = {_NEUTRAL[how]};")
+        code.line(f"float {name} = {identity};")
         with self._packs(), code.block("" if self.tile.is_full else f"if ({self._inside})"):
-            code.line(f"float {part} = {_NEUTRAL[how]};")
+            code.line(f"float {part} = {identity};")
             with self._elements():
                 code.line(f"{part} = {combine.format(part, f'({element})')};")
             code.line(f"{name} = {combine.format(name, part)};")
         other = f"__shfl_xor_sync(0xffffffffu, {name}, s)"
-        code.line("#pragma unroll")
-        loop = f"for (int s = {min(self.tile.lanes, _WARP) // 2}; s; s >>= 1)"
-        with code.block(loop):
+        with code.unrolled(f"for (int s = {min(self.tile.lanes, _WARP) // 2}; s; s >>= 1)"):
             code.line(f"{name} = {combine.format(name, other)};")
         if self.tile.lanes > _WARP:
             code.line("__syncthreads();")
@@ -414,8 +410,7 @@ class _Printer:
     def _quotients(self, node: Node, x: str, d: str) -> None:
         """Prints a node whose result is rows ``x`` divided by their numbers ``d``, before the scale
         and shift of a layer normalization."""
-        quotient = self.code.fresh()
-        self.code.line(f"float {quotient}[{self.tile.iterations}][{self.tile.pack}];")
+        quotient = self._fresh_array()
         self.code.line(f"@_divide({quotient}, {x}, {d});")
         self._define_rows(node, f"{quotient}[t][j]")
 
@@ -436,8 +431,7 @@ class _Printer:
     def _layer_norm(self, node: Node, op: LayerNorm, x: str) -> None:
         """Prints a layer normalization, from rows that are centered in registers."""
         code = self.code
-        centered = code.fresh()
-        code.line(f"float {centered}[{self.tile.iterations}][{self.tile.pack}];")
+        centered = self._fresh_array()
         for _ in range(2):  # the second mean is the rounding error of the first
             mean = self._row_reduction(x, "mean")
             with self._packs(), self._elements():
@@ -455,8 +449,7 @@ class _Printer:
             scale = self._float(f"md_log({self._row_reduction(f'md_exp({x} - {top})', 'sum')})")
             self._define_rows(node, f"({x} - {top}) - {scale}")
             return
-        exponential = code.fresh()
-        code.line(f"float {exponential}[{self.tile.iterations}][{self.tile.pack}];")
+        exponential = self._fresh_array()
         with self._packs(), self._elements():
             code.line(f"{exponential}[t][j] = md_exp({x} - {top});")
         scale = self._row_reduction(f"{exponential}[t][j]", "sum")

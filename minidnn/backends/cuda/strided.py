@@ -144,9 +144,9 @@ def _member(
         expression = linearize(node.op.expression())
         if is_integer:
             lines, result = CUDA.print_code(expression, operands, code.fresh, is_integer)
+            code.lines(lines)
         else:
-            lines, result = print_as(node.output.dtype, expression, operands, code.fresh)
-        code.lines(lines)
+            result = print_as(code, node.output.dtype, expression, operands)
         name(node.output, stored(result, node.output.dtype))
     for node in nodes:
         if (to := results.get(node.output)) is not None:

@@ -102,20 +102,19 @@ class _Printer:
     def print(self) -> SumsLaunches:
         moved = (*self._moved, *self.numbers.values())
         by_columns = self.by_columns = all(t.channel == 1 for t in moved)
-        self.lanes = self._lanes(by_columns)
+        self.lanes = self._lanes()
         narrow = any(tensor.dtype in HALF_DTYPES for tensor in self._moved)
         if by_columns:
             pack_bytes = self.lanes * min(t.itemsize for t in self._moved)
             self.grid = grid_of_columns(self.channels // self.lanes, pack_bytes, narrow)
-            count, pack_elements = self.batch // self.groups * self.plane, 1
         else:
             self.grid = grid_of_planes(self.channels, narrow)
-            count, pack_elements = self.batch // self.groups * self.plane // self.lanes, self.lanes
-        wide, step, beside = self.grid.wide, self.grid.step, self.grid.beside
-        threads, size = self.grid.threads, self.grid.part(count, self.groups)
+        pack_elements = 1 if by_columns else self.lanes
+        count = self.batch // self.groups * self.plane // pack_elements
+        threads, part = self.grid.threads, self.grid.part(count, self.groups)
         dtypes = {i: node.output.dtype for i, node in self.op.reductions.items()}
         parts = PartialSums(
-            self.found, dtypes, self.groups * self.channels, size, count, pack_elements
+            self.found, dtypes, self.groups * self.channels, part, count, pack_elements
         )
         pointers = [f"const {TYPES[v.dtype]} *x{i}" for i, v in enumerate(self.read)]
         pointers += [f"const {TYPES[v.dtype]} *v{i}" for i, v in enumerate(self.vectors)]
@@ -126,13 +125,14 @@ class _Printer:
         with code.block(f'extern "C" __global__ {head}'):
             code.line("MD_SHARED;")
             code.line("float *const shared = (float *)md_shared;")
-            self._place(beside, parts)
+            self._place(parts)
             print_sweep = self._columns if by_columns else self._planes
-            print_sweep(wide, step)
-            self._reduce_block(by_columns, wide, step, parts)
-        width = wide * self.lanes if by_columns else 1
-        shared = self.many * threads * (self.lanes if by_columns else 1) + self._shift_count * width
-        blocks = self.groups * beside * parts.count
+            print_sweep()
+            lanes = self.lanes if by_columns else 1
+            width, size = self.grid.wide * lanes, threads * lanes
+            self._reduce_block(parts, width, size)
+        shared = self.many * size + self._shift_count * width
+        blocks = self.groups * self.grid.beside * parts.count
         first = Launch.named("sums", code, blocks, threads, shared * 4)
         operands, sums = (*self.read, *self.vectors, *self.stored), tuple(dtypes)
         if parts.count == 1:
@@ -140,9 +140,9 @@ class _Printer:
         second = reduce_partial_sums(parts) if self.groups == 1 else reduce_few_partial_sums(parts)
         return SumsLaunches(first, operands, sums, second, parts.bytes)
 
-    def _place(self, beside: int, parts: PartialSums) -> None:
+    def _place(self, parts: PartialSums) -> None:
         """Prints the channels and the group of a block, and its packs: ``begin`` to ``end``."""
-        code, size = self.code, parts.size
+        code, size, beside = self.code, parts.size, self.grid.beside
         if self.groups == 1:
             code.line(f"const int column = blockIdx.x % {beside}, p = blockIdx.x / {beside};")
             code.line(f"const unsigned begin = p * {size}u;")
@@ -165,20 +165,20 @@ class _Printer:
         """How many variances there are, each of which has a shift (``first`` in the text)."""
         return sum(isinstance(each, MeanAndVariance) for each in self.found)
 
-    def _lanes(self, by_columns: bool) -> int:
+    def _lanes(self) -> int:
         """Elements of an access: neighbouring channels, or neighbouring pixels of a plane."""
         tensors = self._moved
         lanes = _ACCESS // max(t.itemsize for t in tensors)
-        if by_columns:
+        if self.by_columns:
             steps = [s for t in tensors for s in (t.offset, t.pixel, t.row, t.image)]
             steps += [s for t in self.numbers.values() for s in (t.offset, t.image)]
             return gcd(lanes, self.channels, *steps)
         return gcd(lanes, self.plane, *(s for t in tensors for s in (t.offset, t.channel, t.image)))
 
-    def _columns(self, wide: int, step: int) -> None:
+    def _columns(self) -> None:
         """Prints the sweep over channels-last tensors: a thread adds a pack of channels over some
         pixels."""
-        code, lanes = self.code, self.lanes
+        code, lanes, wide = self.code, self.lanes, self.grid.wide
         code.line(f"const int beside = threadIdx.x % {wide}, down = threadIdx.x / {wide};")
         code.line(f"const int first = (column * {wide} + beside) * {lanes};")
         self._declare()
@@ -191,14 +191,14 @@ class _Printer:
                 assert vector.type.size == self.channels, vector
             moved = (*self.tensors.values(), *self._broadcast_numbers, *self.stored.values())
             offsets = [f"first + {_pixel(tensor, self.plane)}" for tensor in moved]
-            self._sweep(step, "down", offsets, "w{}[j]")
+            self._sweep("down", offsets)
 
     @property
     def _broadcast_numbers(self) -> list[Tensor]:
         """The operands with a number for each plane, with strides of 0 between pixels."""
         return [replace(t, row=0, pixel=0) for t in self.numbers.values()]
 
-    def _planes(self, wide: int, step: int) -> None:
+    def _planes(self) -> None:
         """Prints the sweep over planar tensors: a block adds one channel of some images."""
         code = self.code
         self._declare()
@@ -214,7 +214,7 @@ class _Printer:
             f"column * {t.channel}ll + r / {packs}u * {t.image}ll + {t.offset}"
             for t in self.numbers.values()
         ]
-        self._sweep(step, "threadIdx.x", offsets, "w{}", one_channel=True)
+        self._sweep("threadIdx.x", offsets)
 
     def _declare(self) -> None:
         """Declares the accumulators of a thread, and the shifts."""
@@ -223,29 +223,25 @@ class _Printer:
         for i in range(self._shift_count):
             self.code.line(f"float first{i}[{self.lanes}] = {{}};")
 
-    def _sweep(
-        self, step: int, thread: str, offsets: Sequence[str], vector: str, one_channel: bool = False
-    ) -> None:
-        """Prints how a thread adds every ``step``-th pack of the block.
+    def _sweep(self, thread: str, offsets: Sequence[str]) -> None:
+        """Prints how a thread adds every ``grid.step``-th pack of the block.
 
         Args:
-            thread: the number of the thread's first pack, below ``step``.
+            thread: the number of the thread's first pack, below ``grid.step``.
             offsets: of pack ``r`` in each tensor that is read, each operand with a number for each
                 plane, and each tensor that is stored.
-            vector: the element of a vector, a format of its number.
-            one_channel: whether all elements of a pack are of one channel.
         """
-        code, lanes = self.code, self.lanes
+        code, lanes, step = self.code, self.lanes, self.grid.step
         moments = [each for each in self.found if isinstance(each, MeanAndVariance)]
         if moments:
             with code.block(f"for (unsigned k = 0; k < {_AROUND}u; k++)"):
                 code.line(f"const unsigned r = begin + k * (end - begin) / {_AROUND}u;")
                 with self._elements(offsets):
-                    values = self._computed(vector)
+                    values = self._computed()
                     for i, each in enumerate(moments):
                         value = values[each.variance.inputs[0]]
                         code.line(f"first{i}[j] += {value} * {literal(1 / _AROUND)};")
-            if one_channel:
+            if not self.by_columns:
                 for i, _ in enumerate(moments):
                     code.line(f"for (int j = 1; j < {lanes}; j++) first{i}[j] = first{i}[0];")
         if self.numbers:
@@ -257,24 +253,18 @@ class _Printer:
         with code.block(loop):
             for i, tensor in enumerate(self.tensors.values()):
                 code.line(f"md_pack<{lanes}, {TYPES[tensor.dtype]}> q{i}[{_UNROLLED}];")
-            code.line("#pragma unroll")
-            with code.block(packs):
+            with code.unrolled(packs):
                 code.line(f"const unsigned r = s + k * {step}u;")
                 code.line("if (r >= end) break;")
-                for i, (tensor, offset) in enumerate(self._placed(offsets)):
+                for i, tensor in enumerate(self.tensors.values()):
                     word = f"md_word<{lanes * tensor.itemsize}>::type"
-                    code.line(f"q{i}[k].word = *(const {word} *)(x{i} + ({offset}));")
-            code.line("#pragma unroll")
-            with code.block(packs):
+                    code.line(f"q{i}[k].word = *(const {word} *)(x{i} + ({offsets[i]}));")
+            with code.unrolled(packs):
                 code.line(f"const unsigned r = s + k * {step}u;")
                 code.line("if (r >= end) break;")
-                self._compute(offsets, vector)
+                self._compute(offsets)
 
-    def _placed(self, offsets: Sequence[str]) -> Iterator[tuple[Tensor, str]]:
-        """The tensors that are read, each with the offset of its pack."""
-        return zip(self.tensors.values(), offsets, strict=False)
-
-    def _compute(self, offsets: Sequence[str], vector: str) -> None:
+    def _compute(self, offsets: Sequence[str]) -> None:
         """Prints the computation of pack ``r``, the ``k``-th of those loaded: what it adds to the
         sums and what is stored of it."""
         code, lanes = self.code, self.lanes
@@ -288,9 +278,8 @@ class _Printer:
             code.line(f"md_unpack(a{i}, q{i}[k]);")
         for i, _ in enumerate(self.stored):
             code.line(f"float b{i}[{lanes}];")
-        code.line("#pragma unroll")
-        with code.block(f"for (int j = 0; j < {lanes}; j++)"):
-            values = self._computed(vector)
+        with code.unrolled(f"for (int j = 0; j < {lanes}; j++)"):
+            values = self._computed()
             self._add(values)
             for i, result in enumerate(self.stored):
                 code.line(f"b{i}[j] = {values[result]};")
@@ -315,14 +304,13 @@ class _Printer:
     def _elements(self, offsets: Sequence[str]) -> Iterator[None]:
         """Loads pack ``r`` and opens a loop over its elements ``j``."""
         code, lanes = self.code, self.lanes
-        for i, (_, offset) in enumerate(self._placed(offsets)):
+        for i, _ in enumerate(self.tensors):
             code.line(f"float a{i}[{lanes}];")
-            code.line(f"md_load<{lanes}>(a{i}, x{i} + ({offset}));")
+            code.line(f"md_load<{lanes}>(a{i}, x{i} + ({offsets[i]}));")
         for i, _ in enumerate(self.numbers, len(self.tensors)):
             code.line(f"float a{i}[{lanes}];")
         self._load_numbers(offsets)
-        code.line("#pragma unroll")
-        with code.block(f"for (int j = 0; j < {lanes}; j++)"):
+        with code.unrolled(f"for (int j = 0; j < {lanes}; j++)"):
             yield
 
     def _add(self, values: Mapping[Value, str]) -> None:
@@ -340,21 +328,20 @@ class _Printer:
                 code.line(f"sum{accumulator}[j] += {value};")
             accumulator += each.sums
 
-    def _computed(self, vector: str) -> dict[Value, str]:
+    def _computed(self) -> dict[Value, str]:
         """Prints what the region computes of one element of each operand; returns the expression of
         each value."""
         names = {value: f"a{i}[j]" for i, value in enumerate(self.read)}
-        names |= {value: vector.format(i) for i, value in enumerate(self.vectors)}
+        element = "[j]" if self.by_columns else ""
+        names |= {value: f"w{i}{element}" for i, value in enumerate(self.vectors)}
         return print_values(self.code, self.op, names)
 
-    def _reduce_block(self, by_columns: bool, wide: int, step: int, parts: PartialSums) -> None:
-        """Prints how the threads of a block combine their sums, in a fixed order."""
-        code, lanes = self.code, self.lanes
-        width = wide * lanes if by_columns else 1
-        threads = self.grid.threads
-        size = threads * lanes if by_columns else threads
+    def _reduce_block(self, parts: PartialSums, width: int, size: int) -> None:
+        """Prints how the threads of a block, which has ``width`` channels, combine their sums, of
+        which they have ``size`` of each kind, in a fixed order."""
+        code, lanes, step, threads = self.code, self.lanes, self.grid.step, self.grid.threads
         for i in range(self.many):
-            if by_columns:
+            if self.by_columns:
                 index = f"{i * size} + down * {width} + beside * {lanes} + j"
                 code.line(f"for (int j = 0; j < {lanes}; j++) shared[{index}] = sum{i}[j];")
                 continue
@@ -365,7 +352,7 @@ class _Printer:
             code.line(f"shared[{i * size} + threadIdx.x] = sum{i}[0];")
         for i in range(self._shift_count):
             index = f"shared[{self.many * size + i * width}"
-            if by_columns:
+            if self.by_columns:
                 copy = f"{index} + beside * {lanes} + j] = first{i}[j];"
                 code.line(f"if (down == 0) for (int j = 0; j < {lanes}; j++) {copy}")
             else:
@@ -415,8 +402,7 @@ def print_values(code: Code, op: Region, given: Mapping[Value, str]) -> dict[Val
         operands = [names[value] for value in node.inputs]
         if isinstance(node.op, Elementwise):
             dtype = node.output.dtype
-            lines, result = print_as(dtype, node.op.lines, operands, code.fresh)
-            code.lines(lines)
+            result = print_as(code, dtype, node.op.lines, operands)
             if dtype in HALF_DTYPES and any(value.dtype != dtype for value in node.inputs):
                 result = f"md_round<{TYPES[dtype]}>({result})"
             names[node.output] = result

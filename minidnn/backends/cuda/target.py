@@ -67,8 +67,6 @@ STORAGE = {
 }
 """The dtype that values have in memory at each precision."""
 
-_FOR_SIZES = "only kernels for given sizes do so"
-
 
 @dataclass(frozen=True)
 class CudaTarget(Target):

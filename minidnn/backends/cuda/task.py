@@ -54,6 +54,15 @@ def data_of(constant: Constant) -> Data:
     return Data(lambda: constant.data, constant.dtype, (id(constant), "as it is"))
 
 
+def channels_last(constant: Constant) -> Data:
+    """The data of a constant of rank 4, in NHWC order."""
+    return Data(
+        lambda: np.ascontiguousarray(constant.data.transpose(0, 2, 3, 1)),
+        constant.dtype,
+        (id(constant), "channels last"),
+    )
+
+
 def numbers_of(numbers: np.ndarray) -> Data:
     """A table of integers that a kernel reads; kernels of one text may read different tables."""
     return Data(lambda: numbers, "int64", ("table", hashlib.sha256(numbers.tobytes()).digest()))

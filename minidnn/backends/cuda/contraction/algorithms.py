@@ -14,9 +14,7 @@ from ..kernels import Launch
 from ..machine import Machine
 from ..tensor import Tensor
 from .config import (
-    CONVOLUTION,
     FIXED,
-    PRODUCT,
     AlgorithmConfig,
     CudaAlgorithm,
     finish_of,
@@ -25,7 +23,7 @@ from .config import (
     used,
     workspace_bytes,
 )
-from .graphs import can_be_product, fusable_stages, why_no_engine
+from .graphs import CONVOLUTION, PRODUCT, can_be_product, fusable_stages, why_no_engine
 from .kernel_registry import KERNELS
 from .problem import ContractionProblem
 
@@ -73,7 +71,7 @@ def algorithms_for(problem: ContractionProblem, machine: Machine) -> list[CudaAl
     """The algorithms on a machine, the most promising first: our kernels and cuDNN's first
     algorithm in the order of :meth:`.ContractionKernel.price`, then cuDNN's other algorithms."""
     if problem.any_size:
-        return _of_any_size(problem)
+        return _by_fixed_functions(problem)  # these need no compiler
     stages = len(problem.stages)
     possible = [
         (kernel, CudaAlgorithm(kernel.name, stages, producer=producer))
@@ -90,11 +88,16 @@ def algorithms_for(problem: ContractionProblem, machine: Machine) -> list[CudaAl
     return [algorithm for _, algorithm in sorted(priced, key=lambda entry: entry[0])] + cudnn[1:]
 
 
-def _of_any_size(problem: ContractionProblem) -> list[CudaAlgorithm]:
-    """The algorithms for planes of any size: cuDNN's fixed functions, which need no compiler."""
+def _by_fixed_functions(problem: ContractionProblem) -> list[CudaAlgorithm]:
+    """The algorithms by cuDNN's fixed functions, with all stages that these fuse or without any."""
     levels = dict.fromkeys((_fixed_stages(problem), 0))
-    packings = [False] if problem.is_dense else [False, True]
+    packings = _packings(problem)
     return [CudaAlgorithm(FIXED, level, packed) for level in levels for packed in packings]
+
+
+def _packings(problem: ContractionProblem) -> list[bool]:
+    """Whether results may be packed, and then carried into their slice."""
+    return [False] if problem.is_dense else [False, True]
 
 
 def _by_cudnn(problem: ContractionProblem) -> list[CudaAlgorithm]:
@@ -112,28 +115,20 @@ def _by_cudnn(problem: ContractionProblem) -> list[CudaAlgorithm]:
         return [CudaAlgorithm(core, 0) for core in (*cores, *([FIXED] if problem.is_exact else []))]
     fusable = fusable_stages(problem)
     adds = [i for i, stage in enumerate(problem.stages[:fusable]) if stage.mode == "add"]
-    levels = list(dict.fromkeys((fusable, *adds[:1])))
-    packings = [False] if problem.is_dense else [False, True]
     algorithms = [
         CudaAlgorithm(core, level, packed)
-        for level in levels
+        for level in dict.fromkeys((fusable, *adds[:1]))
         for core in cores
-        for packed in packings
+        for packed in _packings(problem)
     ]
-    if problem.is_exact:
-        levels = list(dict.fromkeys((_fixed_stages(problem), 0)))
-        algorithms += [
-            CudaAlgorithm(FIXED, level, packed) for level in levels for packed in packings
-        ]
-    return algorithms
+    return algorithms + (_by_fixed_functions(problem) if problem.is_exact else [])
 
 
 def last_resort(problem: ContractionProblem) -> list[CudaAlgorithm]:
     """The algorithms that remain where cuDNN has no engine for any other: nothing is fused."""
     if problem.direction != "forward" or problem.is_integer:
         return []
-    packings = [False] if problem.is_dense else [False, True]
-    return [CudaAlgorithm(CONVOLUTION, 0, packed) for packed in packings]
+    return [CudaAlgorithm(CONVOLUTION, 0, packed) for packed in _packings(problem)]
 
 
 def _fixed_stages(problem: ContractionProblem) -> int:

@@ -32,6 +32,7 @@ class BackwardKernel(ContractionKernel):
     """The gradient by a forward kernel of ours; a choice is that kernel's."""
 
     directions = (IMAGE_GRADIENT,)
+    usual_price = 0.9
 
     def __init__(self, forward: ContractionKernel) -> None:
         self._forward = forward
@@ -52,9 +53,6 @@ class BackwardKernel(ContractionKernel):
 
     def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
         return self._forward.why_slow(_as_forward(problem), machine)
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.9
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         return self._forward.choices(_as_forward(problem), machine)

@@ -13,7 +13,7 @@ from ....cudnn.graph.plan import Plan
 from ....cudnn.graph.spec import TensorSpec
 from ....graph.types import ITEMSIZE
 from ....runtime.operand import KernelArgument
-from ..functions import Loaded, Run
+from ..functions import Load, Loaded, Run
 from ..kernels import Launch
 from ..machine import Machine
 from ..memory import aligned
@@ -23,10 +23,10 @@ from ..tensor import Tensor
 from .epilogue_reduction_text import sweep_of
 from .fixed_function import FixedConvolution, PlanCall, algorithms_of, fixed_convolution
 from .gather import print_gather, print_gather_for_any_size
-from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of, operands_of
+from .graphs import CONVOLUTION, constraints_of, graph_of, operands_of
 from .int8_filter import header_bytes, number_at
 from .kernel import ContractionKernel
-from .kernel_registry import KERNELS, Load, LoadedContraction, load_contraction
+from .kernel_registry import KERNELS, LoadedContraction, load_contraction
 from .problem import IMAGE_GRADIENT, Addresses, ContractionProblem, spec_of
 from .producer import launch_of, order_of
 
@@ -361,21 +361,3 @@ def _packed_bytes(problem: ContractionProblem, algorithm: CudaAlgorithm) -> int:
     y = problem.packed
     size = problem.batch * y.channels * y.rows * y.columns * ITEMSIZE[y.dtype]
     return size if algorithm.packed else 0
-
-
-__all__ = [
-    "CONVOLUTION",
-    "FIXED",
-    "PRODUCT",
-    "AlgorithmConfig",
-    "ContractionExecutable",
-    "Core",
-    "CudaAlgorithm",
-    "build",
-    "core_of",
-    "finish_of",
-    "prepare_of",
-    "sums_of",
-    "target",
-    "workspace_bytes",
-]

@@ -20,7 +20,7 @@ from ..prelude import TYPES
 from ..tensor import Tensor, is_regular, step_of
 from .kernel import ContractionKernel
 from .problem import ContractionProblem
-from .text import compute_stages, parameters_of, source_of
+from .text import compute_stages, parameters_of, source_of, window_parts
 
 _ACCESS = 16  # bytes
 _FEW_TAPS = 16
@@ -250,6 +250,7 @@ class DepthwiseKernel(ContractionKernel):
     """Strips of pixels for each thread; a choice is an index of :data:`STRIPS`."""
 
     name = "depthwise"
+    usual_price = 0.5
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if problem.w.shape[1] != 1 or problem.gather is not None:
@@ -272,9 +273,6 @@ class DepthwiseKernel(ContractionKernel):
             return "its windows do not fit registers and shared memory"
         return None
 
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.5
-
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         return _worth_measuring(problem, machine)
 
@@ -293,9 +291,7 @@ class DepthwiseKernel(ContractionKernel):
             "MULTIPLIER": _multiplier(problem),
             "ROWS": strip.rows,
             "COLUMNS": strip.columns,
-            **dict(zip(("KR", "KC"), kernel, strict=True)),
-            **dict(zip(("SR", "SC"), problem.stride, strict=True)),
-            **dict(zip(("DR", "DC"), problem.dilation, strict=True)),
+            **window_parts(problem),
             "UNROLL": "1" if _is_loop(problem, strip) else "",
             "PARAMETERS": parameters_of(problem, _NAMES),
             "VECTORS": _vectors(problem),

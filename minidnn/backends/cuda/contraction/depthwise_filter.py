@@ -22,7 +22,7 @@ from .depthwise import is_aligned
 from .kernel import ContractionKernel
 from .problem import FILTER_GRADIENT, Addresses, ContractionProblem
 from .split_k import filter_part_bytes, print_filter_total, total_arguments
-from .text import source_of
+from .text import source_of, window_parts
 
 _ACCESS = 16  # bytes
 _CHANNELS = 64
@@ -59,6 +59,7 @@ class DepthwiseFilterKernel(ContractionKernel):
 
     name = "depthwise filter"
     directions = (FILTER_GRADIENT,)
+    usual_price = 0.5
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if problem.w.shape[1] != 1 or problem.w.shape[0] != problem.x.channels:
@@ -71,9 +72,6 @@ class DepthwiseFilterKernel(ContractionKernel):
         if max(*reaches, problem.batch * problem.y.rows * problem.y.columns) >= _MOST:
             return "its sizes do not fit 32-bit indices"
         return None if _possible(problem) else "its windows do not fit registers"
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.5
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """The units with the most multiply-adds for what they read."""
@@ -98,9 +96,7 @@ class DepthwiseFilterKernel(ContractionKernel):
             "LANES": unit.lanes,
             "COLUMNS": unit.columns,
             "SIDE_BY_SIDE": side,
-            **dict(zip(("KR", "KC"), window, strict=True)),
-            **dict(zip(("SR", "SC"), problem.stride, strict=True)),
-            **dict(zip(("DR", "DC"), problem.dilation, strict=True)),
+            **window_parts(problem),
             "PARAMETERS": ", ".join(f"const long long P_{name}" for name in (*_NAMES, *_STRIDES)),
         }
         source = source_of("depthwise_filter.cu", text)

@@ -23,7 +23,7 @@ from ..kernels import Launch
 from ..machine import Machine
 from .kernel import ContractionKernel
 from .problem import IMAGE_GRADIENT, Addresses, ContractionProblem
-from .text import compute_stages, parameters_of, source_of
+from .text import compute_stages, parameters_of, source_of, window_parts
 
 ROWS = (1, 2, 4, 7, 8, 14, 16)
 """Rows that a thread computes, or of a gradient groups of as many rows as the stride; a choice is
@@ -103,15 +103,13 @@ class DepthwiseNchwKernel(ContractionKernel):
 
     name = "depthwise NCHW"
     directions = ("forward", IMAGE_GRADIENT)
+    usual_price = 0.5
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         reason = why_not_depthwise_nchw(problem)
         if reason is not None:
             return reason
         return None if possible(problem) else "its windows do not fit registers"
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.5
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         return sorted(possible(problem), key=lambda c: _price(problem, c, machine))[:_MEASURED]
@@ -138,9 +136,7 @@ class DepthwiseNchwKernel(ContractionKernel):
             "COLUMNS": across.made,
             "TALL": down.read,
             "WIDE": across.read,
-            **dict(zip(("KR", "KC"), problem.w.shape[2:], strict=True)),
-            **dict(zip(("SR", "SC"), problem.stride, strict=True)),
-            **dict(zip(("DR", "DC"), problem.dilation, strict=True)),
+            **window_parts(problem),
             "BACK": int(back),
             "FIRST_ROW": down.first,
             "FIRST_COLUMN": across.first,
@@ -241,18 +237,15 @@ def _results(problem: ContractionProblem) -> str:
     code.line("float r[ROWS];")
     for i in range(len(problem.vectors)):
         code.line(f"float b{i}[ROWS];")
-        code.line("#pragma unroll")
-        code.line(f"for (int j = 0; j < ROWS; j++) b{i}[j] = md_value(v{i}[k]);")
+        code.unrolled_line(f"for (int j = 0; j < ROWS; j++) b{i}[j] = md_value(v{i}[k]);")
     for i in range(len(problem.others)):
         code.line(f"float a{1 + i}[ROWS];")
         offset = f"P_begin{i} + n * P_image{i} + k * P_channel{i} + (row + j) * P_row{i} + column"
-        code.line("#pragma unroll")
-        code.line("for (int j = 0; j < ROWS; j++)")
+        code.unrolled_line("for (int j = 0; j < ROWS; j++)")
         code.line(f"  a{1 + i}[j] = row + j < (int)P_rows ? md_value(x{1 + i}[{offset}]) : 0.0f;")
     compute_stages(code, problem, "ROWS")
     code.line(f"float *to = {_TO};")
-    code.line("#pragma unroll")
-    code.line("for (int j = 0; j < ROWS; j++, to += P_y_row)")
+    code.unrolled_line("for (int j = 0; j < ROWS; j++, to += P_y_row)")
     code.line("  if (row + j < (int)P_rows) *to = r[j];")
     return str(code).rstrip("\n")
 
@@ -264,15 +257,13 @@ def _gradients(columns: int) -> str:
     """The stores of a thread's pixels of a gradient, by pairs where these are aligned."""
     code = Code()
     code.line(f"float *to = {_TO};")
-    code.line("#pragma unroll")
-    with code.block("for (int a = 0; a < ROWS; a++, to += P_y_row)"):
+    with code.unrolled("for (int a = 0; a < ROWS; a++, to += P_y_row)"):
         code.line("if (row + a >= (int)P_rows) break;")
         if columns == 2:
             with code.block("if (P_pairs)"):
                 code.line("const float two[2] = {sum[0][a], sum[1][a]};")
                 code.line("md_store<2>(to, two);")
                 code.line("continue;")
-        code.line("#pragma unroll")
-        code.line("for (int b = 0; b < COLUMNS; b++)")
+        code.unrolled_line("for (int b = 0; b < COLUMNS; b++)")
         code.line("  if (column + b < (int)P_columns) to[b] = sum[b][a];")
     return str(code).rstrip("\n")

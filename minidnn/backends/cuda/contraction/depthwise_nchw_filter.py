@@ -25,10 +25,10 @@ from .split_k import (
     filter_part_bytes,
     print_filter_total,
 )
-from .text import source_of
+from .text import source_of, window_parts
 
 ROWS = (1, 2, 4, 7, 8)
-DIVISIONS = Divisions(tuple(f"of {rows} rows" for rows in ROWS))
+DIVISIONS = Divisions(ROWS)
 """The choices: the rows of a thread's unit, and the number of parts."""
 _REGISTERS = 80
 _SIDE_BY_SIDE = ((32, 4), (56, 2), (_REGISTERS, 1))
@@ -45,15 +45,13 @@ class DepthwiseNchwFilterKernel(ContractionKernel):
 
     name = "depthwise NCHW filter"
     directions = (FILTER_GRADIENT,)
+    usual_price = 0.5
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         reason = why_not_depthwise_nchw(problem)
         if reason is not None:
             return reason
         return None if possible(problem) else "its windows do not fit registers"
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.5
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         return DIVISIONS.promising(_priced(problem, machine))
@@ -62,16 +60,14 @@ class DepthwiseNchwFilterKernel(ContractionKernel):
         self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
         """The kernel of the partial sums, and the one that adds them up if there are several."""
-        rows, parts = _division(choice)
+        rows, parts = DIVISIONS[choice]
         window = problem.w.shape[2:]
         text = {
             "THREADS": _THREADS,
             "BLOCKS": _together(problem, rows),
             "ROWS": rows,
             "TALL": _tall(problem, rows),
-            **dict(zip(("KR", "KC"), window, strict=True)),
-            **dict(zip(("SR", "SC"), problem.stride, strict=True)),
-            **dict(zip(("DR", "DC"), problem.dilation, strict=True)),
+            **window_parts(problem),
             "PARAMETERS": ", ".join(f"const long long P_{name}" for name in (*_NAMES, *_STRIDES)),
         }
         shared = _THREADS // 32 * prod(window) * 4
@@ -82,11 +78,11 @@ class DepthwiseNchwFilterKernel(ContractionKernel):
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[KernelArgument]]:
-        _, parts = _division(choice)
+        _, parts = DIVISIONS[choice]
         return filter_arguments(problem, at, parts, self.numbers(problem, choice, machine))
 
     def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
-        rows, parts = _division(choice)
+        rows, parts = DIVISIONS[choice]
         x, y = problem.x, problem.y
         units = _units(problem, rows)
         return [
@@ -96,17 +92,12 @@ class DepthwiseNchwFilterKernel(ContractionKernel):
         ]
 
     def workspace(self, problem: ContractionProblem, choice: int, machine: Machine) -> int:
-        _, parts = _division(choice)
+        _, parts = DIVISIONS[choice]
         return filter_part_bytes(problem, parts) if parts > 1 else 0
 
     def shape(self, choice: int) -> str:
-        return DIVISIONS.shown(choice)
-
-
-def _division(choice: int) -> tuple[int, int]:
-    """Rows of a unit, and the number of parts."""
-    shape, parts = DIVISIONS[choice]
-    return ROWS[DIVISIONS.shapes.index(shape)], parts
+        rows, parts = DIVISIONS[choice]
+        return f"of {rows} rows" + (f" in {parts} parts" if parts > 1 else "")
 
 
 def _units(problem: ContractionProblem, rows: int) -> int:

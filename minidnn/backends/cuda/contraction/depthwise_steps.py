@@ -38,6 +38,7 @@ class DepthwiseStepsKernel(ContractionKernel):
 
     name = "depthwise steps"
     directions = (IMAGE_GRADIENT,)
+    usual_price = 0.5
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         x, y = problem.x, problem.y
@@ -59,9 +60,6 @@ class DepthwiseStepsKernel(ContractionKernel):
             if max(_count(problem), *reaches) >= _MOST
             else None
         )
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.5
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         return [0]

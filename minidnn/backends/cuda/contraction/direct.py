@@ -94,6 +94,7 @@ class DirectKernel(ContractionKernel):
     """Products of filters by gathered pixels; a choice is one of :data:`DIVISIONS`."""
 
     name = "direct"
+    usual_price = 1.4
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         x, y = problem.x, problem.y
@@ -115,9 +116,6 @@ class DirectKernel(ContractionKernel):
             return "it has too many filters"
         sizes = (pixels_of(problem), x.channels * x.channel, x.rows * x.row)
         return "it is too large for 32-bit indices" if max(sizes) >= _MOST_PIXELS else None
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 1.4
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         return DIVISIONS.promising(_priced(problem, machine))
@@ -325,8 +323,7 @@ def _before(problem: ContractionProblem) -> str:
     if not problem.before:
         return ""
     code = Code()
-    code.line("#pragma unroll 4")
-    with code.block("for (int i = 0; i < DEEP / STEP; i++)"):
+    with code.unrolled("for (int i = 0; i < DEEP / STEP; i++)", 4):
         code.line("const int k = first + i * STEP, j = 0;")
         code.line("if (at + k >= end) break;")
         code.line("float *const one = slabs + slot * SLAB + DEEP * LINE + k * BN + (own ^ 1);")

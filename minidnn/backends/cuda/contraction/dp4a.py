@@ -34,6 +34,7 @@ class Dp4aKernel(ContractionKernel):
     """One filter or four of a pixel for each thread; there is one choice."""
 
     name = "dp4a"
+    usual_price = 1.0
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if not problem.is_integer:
@@ -50,10 +51,7 @@ class Dp4aKernel(ContractionKernel):
         return None
 
     def why_slow(self, problem: ContractionProblem, machine: Machine) -> str | None:
-        return "tensor cores compute it" if TileKernel().why_no_tile(problem) is None else None
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 1.0
+        return "tensor cores compute it" if TileKernel().why_not(problem, machine) is None else None
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         return (0,)
@@ -168,28 +166,24 @@ def _results(problem: ContractionProblem, lanes: int) -> str:
     code = Code()
     code.line(f"y += m * P_y + n{_offset(problem.y)};")
     if not problem.stages and problem.y.dtype not in TYPES:
-        code.line("#pragma unroll")
-        code.line("for (int j = 0; j < LANES; j++) y[j] = sums[j];")
+        code.unrolled_line("for (int j = 0; j < LANES; j++) y[j] = sums[j];")
         return str(code).rstrip("\n")
     code.line("float a0[LANES], r[LANES];")
-    code.line("#pragma unroll")
-    code.line("for (int j = 0; j < LANES; j++) a0[j] = (float)sums[j];")
+    code.unrolled_line("for (int j = 0; j < LANES; j++) a0[j] = (float)sums[j];")
     read = []
     for i, t in enumerate(problem.others):
         read.append((f"a{1 + i}", f"x{1 + i}[m * P_other{i} + n + j{_offset(t)}]"))
     read += [(f"b{i}", f"v{i}[n + j]") for i in range(len(problem.vectors))]
     for name, element in read:
         code.line(f"float {name}[LANES];")
-        code.line("#pragma unroll")
-        code.line(f"for (int j = 0; j < LANES; j++) {name}[j] = md_value({element});")
+        code.unrolled_line(f"for (int j = 0; j < LANES; j++) {name}[j] = md_value({element});")
     compute_stages(code, problem, "LANES")
     steps = (problem.y.offset, step_of(problem.y), lanes)
     if all(step % lanes == 0 for step in steps):
         code.line("md_store<LANES>(y, r);")
     else:
-        code.line("#pragma unroll")
         kind = TYPES[problem.y.dtype]
-        code.line(f"for (int j = 0; j < LANES; j++) y[j] = md_as<{kind}>(r[j]);")
+        code.unrolled_line(f"for (int j = 0; j < LANES; j++) y[j] = md_as<{kind}>(r[j]);")
     return str(code).rstrip("\n")
 
 

@@ -101,9 +101,19 @@ def arguments(
     return [[*first, *operands, at.workspace, *numbers], [at.workspace, *sums]]
 
 
-def totals_text(reduction: EpilogueReduction) -> str:
-    """The code of a thread's sums, and of their reduction over a block."""
-    return fill(template("totals.cu"), {"COUNT": registers_of(reduction)})
+_ALL = "(float *)(md_shared + (ring - begins))"
+"""Shared memory in which a block combines its threads' sums: all slabs have been read by then."""
+
+
+def totals_text(reduction: EpilogueReduction) -> dict[str, object]:
+    """The fragments of a template for a thread's sums, and for their reduction over a block."""
+    return {
+        "SUMS": fill(template("totals.cu"), {"COUNT": registers_of(reduction)}),
+        "SUMS_VECTORS": copy_vectors(reduction.vectors),
+        "SUMS_BEGIN": "  Totals totals;",
+        "SUMS_END": f"  leave(totals, {_ALL}, part, n0, filters);",
+        "GIVEN": len(reduction.vectors),
+    }
 
 
 def copy_vectors(dtypes: Sequence[str]) -> str:
@@ -151,8 +161,7 @@ def print_chunk(
         with code.block(""):
             code.line("md_pack<8, T> pack;")
             code.line(f"pack.word = {word};")
-            code.line("#pragma unroll")
-            code.line(f"for (int k = 0; k < 8; k++) a{i}[k] = md_value(pack.items[k]);")
+            code.unrolled_line(f"for (int k = 0; k < 8; k++) a{i}[k] = md_value(pack.items[k]);")
     for i, value in enumerate(others[:tensors]):
         names[value] = f"a{i + 1}[k]"
     if reads_vectors:
@@ -161,8 +170,7 @@ def print_chunk(
         names[value] = f"w{i}[k]"
     for i, _ in enumerate(reduction.stored):
         code.line(f"float b{i}[8];")
-    code.line("#pragma unroll")
-    with code.block("for (int k = 0; k < 8; k++)"):
+    with code.unrolled("for (int k = 0; k < 8; k++)"):
         values = print_values(code, op, names)
         for i, node in enumerate(op.reductions.values()):
             code.line(f"{total.format(i)}[k] += {values[node.inputs[0]]};")
@@ -220,8 +228,6 @@ def sweep_of(problem: ContractionProblem) -> SumsLaunches:
     return print_sums(op, layouts.__getitem__)
 
 
-_ALL = "(float *)(md_shared + (ring - begins))"
-"""Shared memory in which a block combines its threads' sums: all slabs have been read by then."""
 _NOTHING = ("SUMS", "SUMS_VECTORS", "SUMS_BEGIN", "SUMS_ADD", "SUMS_END")
 
 _WRITE = """\
@@ -274,15 +280,7 @@ def sums_text(problem: ContractionProblem, down: int) -> dict[str, object]:
             "WRITE": _WRITE,
             "GIVEN": 0,
         }
-    return {
-        "SUMS": totals_text(reduction),
-        "SUMS_VECTORS": copy_vectors(reduction.vectors),
-        "SUMS_BEGIN": "  Totals totals;",
-        "SUMS_ADD": "",
-        "SUMS_END": f"  leave(totals, {_ALL}, part, n0, filters);",
-        "WRITE": _computed(reduction, down),
-        "GIVEN": len(reduction.vectors),
-    }
+    return {**totals_text(reduction), "SUMS_ADD": "", "WRITE": _computed(reduction, down)}
 
 
 def _computed(reduction: EpilogueReduction, down: int) -> str:

@@ -104,6 +104,7 @@ class FilterGradientKernel(ContractionKernel):
 
     name = "filter gradient"
     directions = (FILTER_GRADIENT,)
+    usual_price = 0.8
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         x, y = problem.x, problem.y
@@ -119,9 +120,6 @@ class FilterGradientKernel(ContractionKernel):
         images = (t.channels * t.channel + t.rows * t.row for t in (x, y))
         sizes = (pixels_of(problem), _taps(problem), *images)
         return "it is too large for 32-bit indices" if max(sizes) >= _MOST_PIXELS else None
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.8
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         return DIVISIONS.promising(_priced(problem, machine))

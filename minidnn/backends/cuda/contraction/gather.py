@@ -115,8 +115,7 @@ def print_gather(batch: int, x: Tensor, made: Tensor, how: Gathering) -> Launch:
         code.line(f"const int top = line % {made.rows}u * {how.stride[0]} - {how.padding[0]};")
         code.line(f"x += (long long)(line / {made.rows}u) * {x.image} + {x.offset};")
         code.line(f"float r[{lanes}];")
-        code.line("#pragma unroll")
-        with code.block(f"for (int i = 0; i < {lanes}; i++)"):
+        with code.unrolled(f"for (int i = 0; i < {lanes}; i++)"):
             wide = x.channels * how.columns
             code.line(f"const int down = (first + i) / {wide}, rest = (first + i) % {wide};")
             code.line(f"const int row = top + down, column = left + rest / {x.channels};")

@@ -22,7 +22,6 @@ from ..tensor import LANES, is_aligned, is_regular, step_of
 from . import epilogue_reduction_text
 from .epilogue_reduction import EpilogueReduction
 from .epilogue_reduction_text import (
-    copy_vectors,
     partial_sum_reduction,
     print_chunk,
     print_vectors,
@@ -357,9 +356,6 @@ def _panel(chunks: int) -> int:
     return next((n for n in (8, 4, 2) if chunks % n == 0), 1)
 
 
-_ALL = "(float *)(md_shared + (ring - begins))"
-"""Shared memory in which a block combines its threads' sums: pixels have all been read by then."""
-
 _COMPUTED = """\
     turn<N, TURN>(turned, c, lane);
     __syncwarp();
@@ -434,15 +430,8 @@ def results_text(problem: ContractionProblem, down: int) -> dict[str, object]:
         computed = fill(_COMPUTED, {"EPILOGUE": epilogue_of(problem)})
         return text | {"RESULTS": _ROUNDED + _WRITTEN if rounded else computed}
     assert rounded
-    return text | {
-        "SUMS": totals_text(reduction),
-        "SUMS_VECTORS": copy_vectors(reduction.vectors),
-        "SUMS_BEGIN": "  Totals totals;",
-        "SUMS_END": f"  leave(totals, {_ALL}, part, n0, filters);",
-        "ASK": _ask(reduction, down),
-        "RESULTS": _ROUNDED + _added(reduction, down),
-        "GIVEN": len(reduction.vectors),
-    }
+    results = _ROUNDED + _added(reduction, down)
+    return text | totals_text(reduction) | {"ASK": _ask(reduction, down), "RESULTS": results}
 
 
 def _ask(reduction: EpilogueReduction, down: int) -> str:

@@ -32,6 +32,7 @@ class ContractionKernel(ABC):
         directions: which of the three contractions of a convolution it computes.
         fuses_reduction: whether it fuses the epilogue reduction.
         fuses_producer: whether it fuses the producer of the gradient that it reads.
+        usual_price: what :meth:`price` estimates, unless that depends on the problem.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ContractionKernel(ABC):
     directions: tuple[Direction, ...] = ("forward",)
     fuses_reduction: bool = False
     fuses_producer: bool = False
+    usual_price: float
 
     def refusal(self, problem: ContractionProblem, machine: Machine) -> str | None:
         """Why it is not tried for a problem on a machine; None if it is."""
@@ -58,10 +60,10 @@ class ContractionKernel(ABC):
         """Why it is not worth measuring for a problem that it can compute; None if it is."""
         return None
 
-    @abstractmethod
     def price(self, problem: ContractionProblem) -> float:
         """Estimates its time, in multiples of that of cuDNN's first algorithm.  The estimate orders
         the candidates and decides nothing else."""
+        return self.usual_price
 
     @abstractmethod
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..functions import Loaded
-from ..kernels import Launch
+from ..functions import Load, Loaded
 from ..machine import Machine
 from ..table import KernelRow, Row
 from .backward import BackwardKernel
@@ -26,8 +25,6 @@ from .small_channels_gradient import SmallChannelsGradientKernel
 from .stream import StreamKernel
 from .tile import TileKernel
 from .winograd import WinogradKernel
-
-Load = Callable[[Sequence[Launch]], list[Loaded]]
 
 _ENTRIES: tuple[ContractionKernel, ...] = (
     BackwardKernel(DepthwiseKernel()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,9 @@ from ....cudnn.graph import arrays
 from ....cudnn.graph.spec import TensorSpec
 from ....graph.types import ITEMSIZE
 from ..memory import with_room
-from .epilogue_reduction import EpilogueReduction
+from ..tensor import Tensor
 from .int8_filter import header_bytes
 from .problem import Addresses, ContractionProblem, spec_of
-from .producer import Producer
 
 
 def scratch_addresses(
@@ -43,50 +42,30 @@ def _scratch(
         kept.append(array)
         return int(array.ptr)
 
+    def images(layouts: Sequence[Tensor]) -> tuple[int, ...]:
+        return tuple(tensor(spec_of(t, batch), t.offset) for t in layouts)
+
+    def vectors(channels: int, dtypes: Sequence[str]) -> tuple[int, ...]:
+        return tuple(tensor(TensorSpec((channels,), (1,), dtype), 0) for dtype in dtypes)
+
     batch = problem.batch
     at = Addresses(
         tensor(spec_of(problem.x, batch), problem.x.offset),
         tensor(problem.w, header_bytes(problem) if problem.is_integer else 0),
         tensor(problem.output, problem.y.offset),
-        tuple(tensor(spec_of(t, batch), t.offset) for t in problem.others),
-        tuple(tensor(_vector(problem.w.shape[0], dtype), 0) for dtype in problem.vectors),
-        tuple(tensor(_vector(problem.x.channels, dtype), 0) for dtype in problem.before_vectors),
+        images(problem.others),
+        vectors(problem.w.shape[0], problem.vectors),
+        vectors(problem.x.channels, problem.before_vectors),
     )
-    if problem.reduction is not None:
-        at = replace(at, reduction=_behind(problem, problem.reduction, tensor))
-    if problem.producer is not None:
-        at = replace(at, producer=_front(problem, problem.producer, tensor))
+    if (reduction := problem.reduction) is not None:
+        channels = problem.made.channels
+        sums = ["float32"] * (len(reduction.results) - len(reduction.stored))
+        read = *images(reduction.tensors), *vectors(channels, reduction.vectors)
+        written = *images(reduction.stored), *vectors(channels, sums)
+        at = replace(at, reduction=(*read, *written))
+    if (producer := problem.producer) is not None:
+        operands = *images(producer.tensors), *vectors(problem.y.channels, producer.vectors)
+        at = replace(at, producer=operands)
     workspace_memory = arrays.allocate(workspace) if workspace else None
     kept.append(workspace_memory)
     return at, 0 if workspace_memory is None else int(workspace_memory.ptr), kept
-
-
-def _behind(
-    problem: ContractionProblem,
-    reduction: EpilogueReduction,
-    tensor: Callable[[TensorSpec, int], int],
-) -> tuple[int, ...]:
-    """Of the epilogue reduction: what it reads, what it stores, and the sums."""
-    channels = problem.made.channels
-    vectors = [_vector(channels, dtype) for dtype in reduction.vectors]
-    sums = [_vector(channels, "float32")] * (len(reduction.results) - len(reduction.stored))
-    return (
-        *(tensor(spec_of(t, problem.batch), t.offset) for t in reduction.tensors),
-        *(tensor(vector, 0) for vector in vectors),
-        *(tensor(spec_of(t, problem.batch), t.offset) for t in reduction.stored),
-        *(tensor(total, 0) for total in sums),
-    )
-
-
-def _front(
-    problem: ContractionProblem, producer: Producer, tensor: Callable[[TensorSpec, int], int]
-) -> tuple[int, ...]:
-    """The operands of a gradient's producer, tensors first."""
-    return (
-        *(tensor(spec_of(t, problem.batch), t.offset) for t in producer.tensors),
-        *(tensor(_vector(problem.y.channels, dtype), 0) for dtype in producer.vectors),
-    )
-
-
-def _vector(channels: int, dtype: str) -> TensorSpec:
-    return TensorSpec((channels,), (1,), dtype)

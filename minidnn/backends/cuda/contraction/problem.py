@@ -278,10 +278,8 @@ def contraction_of(
         batch, geometry, planar = source.shape[0], op, is_planar(source)
         x, y = tensor(source), tensor(result)
         other_tensors = [tensor(value) for value in others]
-    addresses = []
-    for value, layout in ((source, x), (result, y), *zip(others, other_tensors, strict=True)):
-        addresses.append(Address(value, (layout.offset - _nearest(layout)) * layout.itemsize))
-    x, y, *other_tensors = (replace(t, offset=_nearest(t)) for t in (x, y, *other_tensors))
+    laid_out = (source, x), (result, y), *zip(others, other_tensors, strict=True)
+    (x_at, x), (y_at, y), *extra = (_from_nearest(value, layout) for value, layout in laid_out)
     shape = (weight.shape[0], weight.shape[1], *(weight.shape[2:] or (1, 1)))
     padding, stride = geometry.padding, geometry.stride
     gather = None
@@ -302,7 +300,7 @@ def contraction_of(
         dilation=geometry.dilation,
         groups=geometry.groups,
         stages=stages,
-        others=tuple(other_tensors),
+        others=tuple(layout for _, layout in extra),
         vectors=tuple(value.dtype for value in vectors),
         planar=planar,
         tf32=tf32,
@@ -315,10 +313,9 @@ def contraction_of(
     if parts.statistics:
         problem = replace(problem, reduction=moments_of(problem))
     inner_values = (vectors, before_vectors, parts.statistics)
-    outer_values = [tuple(outer.get(v, v) for v in values) for values in inner_values]
-    first, second, third = outer_values
-    x_at, y_at, *extra = addresses
-    bound = BoundContraction(problem, x_at, weight, y_at, tuple(extra), first, second, third)
+    first, second, third = (tuple(outer.get(v, v) for v in values) for values in inner_values)
+    others_at = tuple(address for address, _ in extra)
+    bound = BoundContraction(problem, x_at, weight, y_at, others_at, first, second, third)
     if not problem.is_integer:
         return bound
     stages, numbers = _without_numbers(stages)
@@ -347,18 +344,14 @@ def gradient_of(
         assert isinstance(op, Conv2dWeightGradient)
         source, result = node.inputs
         weight, direction = node.output, FILTER_GRADIENT
-    x, y = tensor(source), tensor(result)
-    addresses = [
-        Address(value, (layout.offset - _nearest(layout)) * layout.itemsize)
-        for value, layout in ((source, x), (result, y))
-    ]
+    (x_at, x), (y_at, y) = (_from_nearest(value, tensor(value)) for value in (source, result))
     geometry, planar = op.convolution, is_planar(node.output)
     out, channels, rows, columns = weight.shape
     shape = (out, channels, rows, columns)
     problem = ContractionProblem(
-        x=replace(x, offset=_nearest(x)),
+        x=x,
         w=TensorSpec(shape, weight_strides(shape, planar), weight.dtype),
-        y=replace(y, offset=_nearest(y)),
+        y=y,
         batch=source.shape[0],
         padding=geometry.padding,
         stride=geometry.stride,
@@ -373,7 +366,7 @@ def gradient_of(
         direction=direction,
         deterministic=deterministic,
     )
-    return BoundContraction(problem, addresses[0], weight, addresses[1], (), (), ())
+    return BoundContraction(problem, x_at, weight, y_at, (), (), ())
 
 
 def has_one_layout(weight: Value) -> bool:
@@ -382,10 +375,12 @@ def has_one_layout(weight: Value) -> bool:
     return channels == 1 or rows * columns == 1
 
 
-def _nearest(t: Tensor) -> int:
-    """An offset as counted from the last aligned address before it.  The rest is added to the
-    address, so equal problems at other offsets in a buffer are one."""
-    return t.offset % (ALIGNMENT // t.itemsize)
+def _from_nearest(value: Value, layout: Tensor) -> tuple[Address, Tensor]:
+    """The last aligned address before a value's first element, and the layout from there on: so
+    equal problems at other offsets in a buffer are one."""
+    offset = layout.offset % (ALIGNMENT // layout.itemsize)
+    address = Address(value, (layout.offset - offset) * layout.itemsize)
+    return address, replace(layout, offset=offset)
 
 
 def weight_strides(shape: Sequence[int], planar: bool) -> tuple[int, ...]:

@@ -37,6 +37,7 @@ class RowsKernel(ContractionKernel):
     """Linear layers of few rows; a choice is the number of split-K parts."""
 
     name = "rows"
+    usual_price = 0.6
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         x, y = problem.x, problem.y
@@ -49,9 +50,6 @@ class RowsKernel(ContractionKernel):
         if x.channel != 1 or any(step % 4 for step in (x.channels, x.offset, x.image)):
             return "its rows are not aligned to vectors of 4 inputs"
         return None if y.channel == 1 else "its results are not contiguous"
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.6
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """As many parts as give most multiprocessors work, and twice and four times as many."""

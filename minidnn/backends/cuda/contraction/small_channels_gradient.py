@@ -234,6 +234,7 @@ class SmallChannelsGradientKernel(ContractionKernel):
 
     name = "small-channels gradient"
     directions = (FILTER_GRADIENT,)
+    usual_price = 0.5
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if problem.x.dtype not in ("float16", "bfloat16"):
@@ -253,9 +254,6 @@ class SmallChannelsGradientKernel(ContractionKernel):
         images = (t.rows * t.row + t.columns * t.pixel for t in (problem.x, problem.y))
         sizes = (_steps(problem, shape), prod(problem.w.shape), *images)
         return "its images do not fit 32-bit indices" if max(sizes) >= 1 << 30 else None
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.5
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """As many parts as the machine runs blocks at once."""

@@ -140,11 +140,9 @@ def planar_epilogue_of(problem: ContractionProblem) -> str:
     code = Code()
     code.line("const int n = m / plane, p = m - n * plane;")
     code.line("int at_image[4], at_pixel[4];  // of each, where the four are not whole")
-    with code.block("if (!P_whole)"):
-        code.line("#pragma unroll")
-        with code.block("for (int j = 0; j < 4; j++)"):
-            code.line("at_image[j] = (m + j) / plane;")
-            code.line("at_pixel[j] = m + j - at_image[j] * plane;")
+    with code.block("if (!P_whole)"), code.unrolled("for (int j = 0; j < 4; j++)"):
+        code.line("at_image[j] = (m + j) / plane;")
+        code.line("at_pixel[j] = m + j - at_image[j] * plane;")
     for i in range(len(problem.vectors)):
         code.line(f"const float b{i}[4] = {{v{i}[k], v{i}[k], v{i}[k], v{i}[k]}};")
     for i in range(len(problem.others)):

@@ -124,6 +124,7 @@ class StreamKernel(ContractionKernel):
     name = "stream"
     fuses_reduction = True
     fuses_producer = True
+    usual_price = 0.7
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if machine.arch != ARCH:
@@ -157,9 +158,6 @@ class StreamKernel(ContractionKernel):
         least = _LEAST_PIXELS_MADE if fuses_before else _LEAST_PIXELS
         # With fewer, it pays neither to keep filters in shared memory nor to stream them.
         return None if pixels_of(problem) >= least else f"it has fewer than {least} pixels"
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 0.7
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """The stream with the least work of each kind.
@@ -395,8 +393,7 @@ def _behind_numbers(problem: ContractionProblem) -> str:
                 index = f"{i} * FILTERS + i * 8"
                 code.line(f"float b{i}[8];")
                 code.line(f"md_load<8>(b{i}, (const T *)(after + {count} * FILTERS) + {index});")
-                code.line("#pragma unroll")
-                code.line(f"for (int j = 0; j < 8; j++) after[{index} + j] = b{i}[j];")
+                code.unrolled_line(f"for (int j = 0; j < 8; j++) after[{index} + j] = b{i}[j];")
     return str(code).rstrip("\n")
 
 
@@ -433,14 +430,12 @@ def _read(problem: ContractionProblem) -> str:
     code = Code()
     for i in range(len(problem.others)):
         code.line(f"float x{i}s[AT_ONCE / 4][2];")
-        code.line("#pragma unroll")
-        with code.block("for (int i = 0; i < AT_ONCE / 4; i++)"):
+        with code.unrolled("for (int i = 0; i < AT_ONCE / 4; i++)"):
             address = f"at + {i} * JOINED + (i & 1) * 8 * PITCH + i / 2 * 8"
             code.line(f"md_load<2>(x{i}s[i], {address});")
     for i in range(len(problem.vectors)):
         code.line(f"float2 v{i}s[AT_ONCE / 8];")
-        code.line("#pragma unroll")
-        with code.block("for (int i = 0; i < AT_ONCE / 8; i++)"):
+        with code.unrolled("for (int i = 0; i < AT_ONCE / 8; i++)"):
             address = f"{i} * FILTERS + n1 - n0 + part + i * 8 + (lane & 3) * 2"
             code.line(f"v{i}s[i] = pair(behind + ({address}) * 4);")
     return str(code).rstrip("\n")

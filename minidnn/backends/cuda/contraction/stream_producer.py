@@ -144,8 +144,7 @@ def _print_body(code: Code, producer: Producer) -> None:
     for i in range(count):
         code.line(f"float a{i}[8];")
         code.line(f"md_load<8>(a{i}, from + {i} * PIXELS * 64);")
-    code.line("#pragma unroll")
-    with code.block("for (int k = 0; k < 8; k++)"):
+    with code.unrolled("for (int k = 0; k < 8; k++)"):
         operands = {value: f"a{i}[k]" for i, value in enumerate(op.body.inputs[:count])}
         operands |= {value: f"w{i}[k]" for i, value in enumerate(op.body.inputs[count:])}
         code.line(f"r[k] = {print_values(code, op, operands)[op.body.outputs[0]]};")

@@ -62,6 +62,13 @@ def parameters_of(
     return ", ".join(parameters)
 
 
+def window_parts(problem: ContractionProblem) -> dict[str, object]:
+    """What names in dollars stand for: size, stride and dilation of the window, down and across."""
+    (rows, columns), (down, across) = problem.w.shape[2:], problem.stride
+    names = {"KR": rows, "KC": columns, "SR": down, "SC": across}
+    return {**names, "DR": problem.dilation[0], "DC": problem.dilation[1]}
+
+
 def vectors_of(problem: ContractionProblem) -> str:
     """The loads of the epilogue's vectors, for the eight filters from ``n`` on that a thread
     writes, if ``some`` says that there are any."""
@@ -77,8 +84,7 @@ def compute_stages(
 ) -> None:
     """Prints the epilogue of ``count`` elements, from ``a0`` to ``result``; the other tensors' are
     in ``a1`` and on."""
-    code.line("#pragma unroll")
-    with code.block(f"for (int j = 0; j < {count}; j++)"):
+    with code.unrolled(f"for (int j = 0; j < {count}; j++)"):
         steps = [stage.step for stage in problem.stages]
         code.line(f"{result}[j] = {print_chain(code, steps, 'b{}[j]'.format, problem.y.dtype)};")
 
@@ -106,8 +112,7 @@ def epilogue_of(problem: ContractionProblem, asked: str | None = None) -> str:
             continue
         code.line(f"md_pack<8, {element_of(problem, i)}> q{i};")
         code.line(f"q{i}.word = p{i}{asked};")
-        code.line("#pragma unroll")
-        code.line(f"for (int j = 0; j < 8; j++) a{1 + i}[j] = md_value(q{i}.items[j]);")
+        code.unrolled_line(f"for (int j = 0; j < 8; j++) a{1 + i}[j] = md_value(q{i}.items[j]);")
     compute_stages(code, problem)
     return str(code).rstrip("\n")
 

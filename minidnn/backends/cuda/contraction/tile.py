@@ -55,10 +55,6 @@ class TileKernel(ContractionKernel):
     name = "tile"
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
-        return self.why_no_tile(problem)
-
-    def why_no_tile(self, problem: ContractionProblem) -> str | None:
-        """Why no tile computes a problem, whatever the machine; None if tiles do."""
         if problem.x.dtype not in ("float16", "bfloat16", *INT8_DTYPES):
             return f"it is in {problem.x.dtype}"
         if problem.planar or problem.groups != 1:
@@ -321,11 +317,10 @@ def _prologue(problem: ContractionProblem) -> str:
         return ""
     code = Code()
     code.line("unsigned char *loaded = md_shared + slot * STAGE;")
-    with code.block("if (loaded0 < products)"):
-        code.line("#pragma unroll")
-        with code.block("for (int i = 0; i < TURNS_A; i++)"):
-            code.line("T *chunk = (T *)(loaded + place(first + i * ROWS, column));")
-            _print_before(code, problem)
+    chunks = "for (int i = 0; i < TURNS_A; i++)"
+    with code.block("if (loaded0 < products)"), code.unrolled(chunks):
+        code.line("T *chunk = (T *)(loaded + place(first + i * ROWS, column));")
+        _print_before(code, problem)
     return str(code).rstrip("\n")
 
 
@@ -340,8 +335,7 @@ def _print_before(code: Code, problem: ContractionProblem) -> None:
         return
     code.line("float a0[8];")
     code.line("md_load<8>(a0, chunk);")
-    code.line("#pragma unroll")
-    with code.block("for (int j = 0; j < 8; j++)"):
+    with code.unrolled("for (int j = 0; j < 8; j++)"):
         value = print_chain(code, problem.before, "s{}[j]".format, problem.x.dtype, round_to="T")
         code.line(f"a0[j] = {value};")
     code.line("md_store<8>(chunk, a0);")
@@ -387,13 +381,11 @@ def _others(problem: ContractionProblem, early: int) -> str:
     code = Code()
     for i in range(len(problem.others) if early else 0):
         code.line(f"{_word(problem, i)} p{i}[{early}][WN / 16];")
-        code.line("#pragma unroll")
-        with code.block(f"for (int i = 0; i < {early}; i++)"):
-            code.line("#pragma unroll")
-            with code.block("for (int k = 0; k < WN / 16; k++)"):
-                row = "lane / (WN / 8) + k * (32 / (WN / 8))"
-                code.line(f"const long long m = m0 + wm + i * 16 + {row};")
-                code.line(f"if (m < P_pixels && some) p{i}[i][k] = {_chunk(problem, i, 'm')};")
+        groups, words = f"for (int i = 0; i < {early}; i++)", "for (int k = 0; k < WN / 16; k++)"
+        with code.unrolled(groups), code.unrolled(words):
+            row = "lane / (WN / 8) + k * (32 / (WN / 8))"
+            code.line(f"const long long m = m0 + wm + i * 16 + {row};")
+            code.line(f"if (m < P_pixels && some) p{i}[i][k] = {_chunk(problem, i, 'm')};")
     return str(code).rstrip("\n")
 
 
@@ -414,8 +406,7 @@ def _others_of_parts(problem: ContractionProblem) -> str:
     code = Code()
     for i in range(len(problem.others)):
         code.line(f"{_word(problem, i)} p{i}[TIMES];")
-        code.line("#pragma unroll")
-        with code.block("for (int i = 0; i < TIMES; i++)"):
+        with code.unrolled("for (int i = 0; i < TIMES; i++)"):
             code.line("const int row = i * DOWN + thread / ACROSS;")
             code.line("const long long m = m0 + part * OWN + row;")
             code.line(

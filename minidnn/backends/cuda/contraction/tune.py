@@ -14,6 +14,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 
 from ....cache import CacheStore, digest
 from ....cudnn.enums import ConvolutionFwdAlgo
@@ -24,6 +25,7 @@ from ....cudnn.graph.timing import Contestant, race
 from ....cudnn.machine import device_name, library_name
 from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from ....gpu import cupy
+from ..functions import Load
 from ..machine import Machine
 from .algorithms import algorithms_for, last_resort, least_milliseconds, least_workspace
 from .config import (
@@ -38,7 +40,7 @@ from .config import (
 )
 from .fixed_function import FixedConvolution, algorithms_of, fixed_convolution
 from .graphs import CONVOLUTION, constraints_of, graph_of
-from .kernel_registry import Load, load_contraction, refusals
+from .kernel_registry import load_contraction, refusals
 from .memory import scratch_addresses
 from .problem import Addresses, ContractionProblem
 
@@ -155,32 +157,19 @@ def _runs(built: ContractionExecutable) -> bool:
 
 def own(problem: ContractionProblem, tuning: Tuning) -> list[ContractionExecutable]:
     """Measures our kernels within the workspace limit; returns them from fast to slow."""
-    algorithms = [
-        algorithm
-        for algorithm in algorithms_for(problem, tuning.machine)
-        if algorithm.kernel is not None
-    ]
+    algorithms = _algorithms(problem, tuning, own=True)
     candidates = {algorithm: _made(problem, algorithm, tuning) for algorithm in algorithms}
     return _raced(problem, _built(problem, candidates, tuning), tuning)
 
 
 def certain(problem: ContractionProblem, tuning: Tuning) -> Ahead:
     """Builds cuDNN's candidates that :func:`everything` has, however fast our kernels are."""
-    algorithms = _others(problem, tuning)
-    own_algorithms = [
-        algorithm
-        for algorithm in algorithms_for(problem, tuning.machine)
-        if algorithm.kernel is not None
-    ]
+    algorithms = _algorithms(problem, tuning, own=False)
+    own_algorithms = _algorithms(problem, tuning, own=True)
     if own_algorithms and tuning.tune == "quick":
-        own_least = min(
-            least_milliseconds(problem, algorithm, tuning.machine) for algorithm in own_algorithms
-        )
-        algorithms = [
-            algorithm
-            for algorithm in algorithms
-            if least_milliseconds(problem, algorithm, tuning.machine) <= own_least
-        ]
+        least = partial(least_milliseconds, problem, machine=tuning.machine)
+        own_least = min(map(least, own_algorithms))
+        algorithms = [algorithm for algorithm in algorithms if least(algorithm) <= own_least]
     return _by_cudnn(problem, algorithms, {}, not own_algorithms, tuning)
 
 
@@ -189,14 +178,10 @@ def everything(
 ) -> list[ContractionExecutable]:
     """Builds what is to be measured in one race: the fastest of our kernels, and the candidates of
     cuDNN's, of which some were built ahead."""
-    algorithms = _others(problem, tuning)
     if own and tuning.tune == "quick":
-        fastest = own[0].config.milliseconds or 0.0
-        algorithms = [
-            algorithm
-            for algorithm in algorithms
-            if least_milliseconds(problem, algorithm, tuning.machine) < fastest
-        ]
+        algorithms = _that_may_beat(problem, own[0], tuning)
+    else:
+        algorithms = _algorithms(problem, tuning, own=False)
     executables = [
         *own[:_AGAIN],
         *_built(problem, _by_cudnn(problem, algorithms, ahead, not own, tuning), tuning),
@@ -225,11 +210,10 @@ def gain(problem: ContractionProblem, fastest: ContractionExecutable, tuning: Tu
     is_plain = problem.groups == 1 and not problem.stages
     if tuning.tune != "quick" or problem.is_exact or is_plain:
         return 0.0
-    least = [
-        least_milliseconds(problem, algorithm, tuning.machine)
-        for algorithm in _others(problem, tuning)
-    ]
-    return max(0.0, (fastest.config.milliseconds or 0.0) - min(least, default=math.inf))
+    algorithms = _algorithms(problem, tuning, own=False)
+    least = partial(least_milliseconds, problem, machine=tuning.machine)
+    least_of_all = min(map(least, algorithms), default=math.inf)
+    return max(0.0, (fastest.config.milliseconds or 0.0) - least_of_all)
 
 
 def with_compiled(
@@ -237,11 +221,9 @@ def with_compiled(
 ) -> list[ContractionExecutable]:
     """Builds what is to be measured in a second race: the fastest of the first, and cuDNN's
     runtime-compiled engines for algorithms that may be faster."""
-    fastest = ranked[0].config.milliseconds or 0.0
     candidates = {
         algorithm: _made(problem, algorithm, tuning, compiles=True)
-        for algorithm in _others(problem, tuning)
-        if least_milliseconds(problem, algorithm, tuning.machine) < fastest
+        for algorithm in _that_may_beat(problem, ranked[0], tuning)
     }
     return [*ranked[:_AGAIN], *_built(problem, candidates, tuning)]
 
@@ -266,13 +248,20 @@ def _by_cudnn(
     return candidates
 
 
-def _others(problem: ContractionProblem, tuning: Tuning) -> list[CudaAlgorithm]:
-    """The algorithms whose cores are cuDNN's."""
-    return [
-        algorithm
-        for algorithm in algorithms_for(problem, tuning.machine)
-        if algorithm.kernel is None
-    ]
+def _algorithms(problem: ContractionProblem, tuning: Tuning, own: bool) -> list[CudaAlgorithm]:
+    """The algorithms whose cores are our kernels (``own``), or those whose cores are cuDNN's."""
+    algorithms = algorithms_for(problem, tuning.machine)
+    return [algorithm for algorithm in algorithms if (algorithm.kernel is not None) is own]
+
+
+def _that_may_beat(
+    problem: ContractionProblem, fastest: ContractionExecutable, tuning: Tuning
+) -> list[CudaAlgorithm]:
+    """The algorithms whose cores are cuDNN's, and whose least time is below that of ``fastest``."""
+    algorithms = _algorithms(problem, tuning, own=False)
+    least = partial(least_milliseconds, problem, machine=tuning.machine)
+    time = fastest.config.milliseconds or 0.0
+    return [algorithm for algorithm in algorithms if least(algorithm) < time]
 
 
 def _built(problem: ContractionProblem, made: Ahead, tuning: Tuning) -> list[ContractionExecutable]:

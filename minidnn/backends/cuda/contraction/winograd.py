@@ -61,6 +61,7 @@ class WinogradKernel(ContractionKernel):
 
     name = "winograd"
     accuracies = ("normal",)
+    usual_price = 1.3
 
     def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if not problem.is_exact:
@@ -75,9 +76,6 @@ class WinogradKernel(ContractionKernel):
         if max(problem.w.shape[0], _slabs(problem) * _CHANNELS) > MOST_DOWN:
             return "it has too many filters or channels"
         return "it has too many tiles" if _tiles(problem) >= _MOST else None
-
-    def price(self, problem: ContractionProblem) -> float:
-        return 1.3
 
     def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """The two cheapest choices of each shape that computes the fewest surplus filters."""
@@ -238,9 +236,8 @@ def _epilogue(problem: ContractionProblem) -> str:
         offset = _place(f"x{1 + i}")
         code.line(f"const float *const from{1 + i} = x{1 + i} + {offset};")
         code.line(f"float a{1 + i}[4];")
-        code.line("#pragma unroll")
-        element = f"from{1 + i}[j / 2 * P_row_x{1 + i} + j % 2]"
-        code.line(f"for (int j = 0; j < 4; j++) a{1 + i}[j] = there[j] ? {element} : 0.0f;")
+        value = f"there[j] ? from{1 + i}[j / 2 * P_row_x{1 + i} + j % 2] : 0.0f"
+        code.unrolled_line(f"for (int j = 0; j < 4; j++) a{1 + i}[j] = {value};")
     compute_stages(code, problem, "4")
     return str(code).rstrip("\n")
 

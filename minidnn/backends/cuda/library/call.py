@@ -35,6 +35,7 @@ from ....errors import UnsupportedError
 from ....gpu import cupy
 from ...codegen.code import Code
 from ..arrays import DEVICE_TO_DEVICE
+from ..functions import Run
 from ..kernels import Launch
 from ..strided import THREADS
 from .support import (
@@ -52,8 +53,6 @@ from .support import (
     STORED_NORM,
 )
 
-Run = Callable[[], None]
-"""Enqueues work on CuPy's current stream."""
 ADD_TENSOR = "cudnnAddTensor"
 
 
@@ -126,31 +125,29 @@ def _described(call: FunctionCall) -> list[TensorDescriptor]:
 def _activation(call: FunctionCall, at: Sequence[int]) -> Run:
     mode, coefficient = call.numbers
     kind = ActivationDescriptor.of(ActivationMode(int(mode)), coefficient)
-    return _on_tensors(call, at, kind.value, kind)
+    return _on_tensors(call, at, kind, kind.value)
 
 
 def _pooling(call: FunctionCall, at: Sequence[int]) -> Run:
     mode, *sizes = map(int, call.numbers)
     window, padding, stride = ((sizes[i], sizes[i + 1]) for i in (0, 2, 4))
     kind = PoolingDescriptor.of(PoolingMode(mode), window, padding, stride)
-    return _on_tensors(call, at, kind.value, kind)
+    return _on_tensors(call, at, kind, kind.value)
 
 
 def _softmax(call: FunctionCall, at: Sequence[int]) -> Run:
     kind = SoftmaxAlgorithm(int(call.numbers[0]))
-    return _on_tensors(call, at, kind, None, SoftmaxMode.CUDNN_SOFTMAX_MODE_CHANNEL)
+    return _on_tensors(call, at, None, kind, SoftmaxMode.CUDNN_SOFTMAX_MODE_CHANNEL)
 
 
-def _on_tensors(
-    call: FunctionCall, at: Sequence[int], kind: object, kept: object, *more: object
-) -> Run:
-    """Binds a function whose arguments are ``kind`` and ``more``, then the operands, each a
-    descriptor and an address, and the result last; ONE and ZERO are the factors of the new result
-    and of the old one."""
+def _on_tensors(call: FunctionCall, at: Sequence[int], kept: object = None, *first: object) -> Run:
+    """Binds a function whose arguments are ``first``, then the operands, each a descriptor and an
+    address, and the result last; ONE and ZERO are the factors of the new result and of the old
+    one.  ``kept`` owns a descriptor among the first."""
     tensors = _described(call)
     pairs = [(tensor.value, address) for tensor, address in zip(tensors, at, strict=True)]
     operands = [argument for pair in pairs[:-1] for argument in pair]
-    arguments = (kind, *more, ONE, *operands, ZERO, *pairs[-1])
+    arguments = (*first, ONE, *operands, ZERO, *pairs[-1])
     return _started(call, call.function, (kept, tensors), *arguments)
 
 
@@ -218,12 +215,6 @@ def _op_tensor(call: FunctionCall, at: Sequence[int]) -> Run:
         call, OP_TENSOR, (a, b, c, kind), kind.value, ONE, a.value, left, ONE, b.value, right, ZERO,
         c.value, result,
     )  # fmt: skip
-
-
-def _bias_gradient(call: FunctionCall, at: Sequence[int]) -> Run:
-    dy, db = _described(call)
-    pairs = (ONE, dy.value, at[0], ZERO, db.value, at[1])
-    return _started(call, BIAS_GRADIENT, (dy, db), *pairs)
 
 
 def _add_tensor(call: FunctionCall, at: Sequence[int]) -> Run:
@@ -343,7 +334,7 @@ _BINDERS: dict[str, Callable[[FunctionCall, Sequence[int]], Run]] = {
     BATCH_NORM: _batch_norm,
     BATCH_NORM_GRADIENT: _batch_norm_gradient,
     OP_TENSOR: _op_tensor,
-    BIAS_GRADIENT: _bias_gradient,
+    BIAS_GRADIENT: _on_tensors,
     ADD_TENSOR: _add_tensor,
     DROPOUT: _dropout,
 }

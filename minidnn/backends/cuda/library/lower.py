@@ -1,6 +1,6 @@
-"""Lowers nodes that are functions of cuDNN to calls and their operands.
+"""Lowers nodes that are functions of cuDNN to tasks.
 
-Most nodes become one call.  A layer with a bias and dropout become two steps.
+Most nodes become one call.  A layer with a bias and dropout become two tasks.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
 from ....cudnn.arrays import packed_strides
 from ....cudnn.convolution.key import ConvolutionKey, FilterKey, TensorKey, exact_math
 from ....cudnn.dtypes import BY_NAME
 from ....cudnn.enums import ConvolutionMode, DataType, MathType, TensorFormat
 from ....fusion.functions import LEAST_RANK, LayerFunction
 from ....graph.ir import Constant, Node, Value
-from ..constants import Data
-from ..kernels import Launch
+from ..task import InWorkspace, Pointer, Task, channels_last, pointer_to
 from .call import ADD_TENSOR, FunctionCall, print_mask, reserve_bytes
 from .convolution import ORDERS, LayerConvolution
 from .support import (
@@ -42,26 +39,6 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Reserve:
-    """The pointer to the beginning of a node's workspace, which is dropout's reserve space."""
-
-
-@dataclass(frozen=True)
-class LibraryStep:
-    """One call or launch of a node.
-
-    Attributes:
-        work: the call or launch.
-        given: its pointers, in order.
-        workspace_bytes: bytes at the beginning of the node's workspace that it uses.
-    """
-
-    work: FunctionCall | LayerConvolution | Launch
-    given: tuple[Value | Data | Reserve, ...]
-    workspace_bytes: int = 0
-
-
-@dataclass(frozen=True)
 class Lowering:
     """Lowers nodes; the fields are what calls depend on beside their nodes.
 
@@ -77,7 +54,7 @@ class Lowering:
     exactly: bool
     deterministic: bool
 
-    def steps(self, node: Node) -> Sequence[LibraryStep]:
+    def tasks(self, node: Node) -> Sequence[Task]:
         """The calls and launches of a node, in order."""
         op = node.op
         assert isinstance(op, LayerFunction)
@@ -99,7 +76,7 @@ class Lowering:
         else:
             tensors = [value for value in values if value.type.rank >= LEAST_RANK]
             keys = tuple(_tensor(value, planar) for value in tensors)
-        return (LibraryStep(FunctionCall(op.function, keys, op.numbers), pointers),)
+        return (Task(node, FunctionCall(op.function, keys, op.numbers), pointers),)
 
     def _all_planar(self, node: Node) -> bool:
         """Whether all tensors of a node are NCHW; constants take either layout."""
@@ -109,20 +86,20 @@ class Lowering:
             if value.type.rank == 4 and not isinstance(value, Constant)
         )
 
-    def _product(self, node: Node, op: LayerFunction) -> Sequence[LibraryStep]:
+    def _product(self, node: Node, op: LayerFunction) -> Sequence[Task]:
         """A convolution or one of its gradients, and the addition of a bias if there is one."""
         *operands, bias = (*node.inputs, None) if len(node.inputs) == 2 else node.inputs
         values = [*(value for value in operands if value is not None), node.output]
         planar = self._all_planar(node)
         operation = _OPERATIONS[op.function]
         layer = self._convolution(op, operation, values, planar)
-        steps = [LibraryStep(layer, tuple(_given(value, planar) for value in values))]
+        tasks = [Task(node, layer, tuple(_given(value, planar) for value in values))]
         if bias is not None:
             channels = bias.type.size
             vector = TensorKey(layer.key.y.dtype, (1, channels, 1, 1), (channels, 1, 1, 1))
             call = FunctionCall(ADD_TENSOR, (vector, layer.key.y), ())
-            steps.append(LibraryStep(call, (_given(bias, planar), node.output)))
-        return steps
+            tasks.append(Task(node, call, (_given(bias, planar), node.output)))
+        return tasks
 
     def _convolution(
         self, op: LayerFunction, operation: str, values: Sequence[Value], planar: bool
@@ -160,28 +137,23 @@ class Lowering:
             return MathType.CUDNN_TENSOR_OP_MATH
         return MathType.CUDNN_DEFAULT_MATH if self.tf32 else exact_math(dtype)
 
-    def _dropout(self, node: Node, op: LayerFunction) -> Sequence[LibraryStep]:
+    def _dropout(self, node: Node, op: LayerFunction) -> Sequence[Task]:
         """The kernel that packs the mask into the workspace, and cuDNN's call that multiplies."""
         x, kept = node.inputs
-        size = x.type.size
-        pack = LibraryStep(print_mask(size), (_given(kept, True), Reserve()), reserve_bytes(size))
+        size, reserve = x.type.size, InWorkspace(0)
+        bytes = reserve_bytes(size)
         call = FunctionCall(DROPOUT, (_key(x.dtype, (1, size, 1, 1)),), op.numbers)
-        return pack, LibraryStep(
-            call, (_given(x, True), node.output, Reserve()), reserve_bytes(size)
+        return (
+            Task(node, print_mask(size), (pointer_to(kept), reserve), (), bytes),
+            Task(node, call, (pointer_to(x), node.output, reserve), (), bytes),
         )
 
 
-def _given(value: Value, planar: bool) -> Value | Data:
-    """A value as a pointer; a constant becomes data in the layout of the other operands."""
-    if not isinstance(value, Constant):
-        return value
-    if planar or value.type.rank != 4:
-        return Data(lambda: value.data, value.dtype, (id(value), "as it is"))
-    return Data(
-        lambda: np.ascontiguousarray(value.data.transpose(0, 2, 3, 1)),
-        value.dtype,
-        (id(value), "channels last"),
-    )
+def _given(value: Value, planar: bool) -> Pointer:
+    """A pointer to a value; a constant is in the layout of the other operands."""
+    if planar or value.type.rank != 4 or not isinstance(value, Constant):
+        return pointer_to(value)
+    return channels_last(value)
 
 
 def _key(dtype: str, shape: Shape, last: bool = False) -> TensorKey:

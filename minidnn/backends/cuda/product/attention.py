@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import e, log2, prod
-from pathlib import Path
 
 from ....fusion.attention import (
     AttentionGradientShape,
@@ -23,7 +22,7 @@ from ....graph.ir import Node
 from ....graph.types import HALF_DTYPES
 from ..kernels import Launch
 from ..task import InWorkspace, Pointer, Task, at_offset
-from .fragments import kernel_of, unravel
+from .fragments import kernel_of, template, unravel
 
 _CHUNK = 8
 """Elements in 16 bytes, the width of one memory access."""
@@ -149,17 +148,15 @@ def _launch(
 ) -> Launch:
     """The launch of a template's kernel, where each block computes ``_BLOCK`` of the ``rows`` of a
     head."""
-    folder = Path(__file__)
     sizes = {
         "QUERIES": shape.queries,
         "KEYS": shape.keys,
         "SIZE": shape.size,
         "SCALE": _number(shape.factor * log2(e)),
     }
-    shared = folder.with_name("attention_shared.cu").read_text().rstrip("\n")
-    source = kernel_of(
-        folder.with_name(file), shape.dtype, {"SHARED": shared, **parameters, **sizes}
-    )
+    # It comes first, as it has names of the others.
+    shared = {"SHARED": template("attention_shared.cu")}
+    source = kernel_of(file, shape.dtype, {**shared, **parameters, **sizes})
     blocks = -(-rows // _BLOCK) * prod(shape.batch)
     return Launch(source, (blocks, 1, 1), (_THREADS, 1, 1), shared_bytes)
 

@@ -38,15 +38,15 @@ _PTX = {"float16": "f16", "bfloat16": "bf16"}
 """The names of element types in PTX instructions."""
 
 
-def kernel_of(file: Path, dtype: str, parts: Mapping[str, object]) -> KernelSource:
+def kernel_of(file: str, dtype: str, parts: Mapping[str, object]) -> KernelSource:
     """The kernel of a template, filled in for float16 or bfloat16, and named after the file and a
     digest of its text."""
-    fragments = Path(__file__).with_name("fragments.cu")
-    types = {"FRAGMENTS": _template(fragments), "T": TYPES[dtype], "PTX": _PTX[dtype]}
-    text = fill(_template(file), {**parts, **types})
-    return KernelSource.named(file.stem, text, "$NAME$")
+    types = {"FRAGMENTS": template("fragments.cu"), "T": TYPES[dtype], "PTX": _PTX[dtype]}
+    text = fill(template(file), {**parts, **types})
+    return KernelSource.named(Path(file).stem, text, "$NAME$")
 
 
 @cache
-def _template(file: Path) -> str:
-    return file.read_text().rstrip("\n")
+def template(file: str) -> str:
+    """Returns the text of a file beside this one."""
+    return Path(__file__).with_name(file).read_text().rstrip("\n")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ....fusion.product import BatchedProduct, shape_of
 from ....graph.ir import Node, Value
@@ -155,7 +154,7 @@ def print_on_tensor_cores(shape: BatchedProduct, tile: ProductTile) -> Launch:
         "WIDTH_Y": y.width(_CHUNK, shape.columns),
         "FACTOR": "" if shape.factor == 1.0 else f" * {shape.factor!r}f",
     }
-    source = kernel_of(Path(__file__).with_name("product.cu"), shape.dtype, parameters)
+    source = kernel_of("product.cu", shape.dtype, parameters)
     grid = (tile.count(shape) * shape.count, 1, 1)
     return Launch(source, grid, (tile.threads, 1, 1), tile.shared_bytes(shape))
 
@@ -205,6 +204,10 @@ def print_on_cuda_cores(shape: BatchedProduct, dtype_a: str, dtype_b: str) -> La
     tiles = (-(-shape.rows // 64), -(-shape.columns // 64))
     count = max(1, tiles[0] * tiles[1])
     is_integer = shape.result == "int32"
+
+    def operand(element: str, dtype: str) -> str:
+        return f"(int){read(element, dtype, True)}" if is_integer else f"md_value({element})"
+
     element_a = f"a[m * {shape.a.rows}ll + ka * {shape.a.columns}ll]"
     element_b = f"b[kb * {shape.b.rows}ll + n * {shape.b.columns}ll]"
     # Neighbouring threads read neighbouring elements, whether along M (or N) or along K.
@@ -217,21 +220,13 @@ def print_on_cuda_cores(shape: BatchedProduct, dtype_a: str, dtype_b: str) -> La
         "B": STORED[dtype_b],
         "Y": STORED[shape.result],
         "SUM": "int" if is_integer else "float",
-        "UNRAVEL": unravel(
-            f"blockIdx.x / {count}u",
-            shape.batch,
-            shape.batch_steps,
-        ),
+        "UNRAVEL": unravel(f"blockIdx.x / {count}u", shape.batch, shape.batch_steps),
         "LINE_A": mn_fastest if m_major_a else mn_slowest,
         "INNER_A": k_slowest if m_major_a else k_fastest,
         "LINE_B": mn_slowest if k_major_b else mn_fastest,
         "INNER_B": k_fastest if k_major_b else k_slowest,
-        "READ_A": f"(int){read(element_a, dtype_a, True)}"
-        if is_integer
-        else f"md_value({element_a})",
-        "READ_B": f"(int){read(element_b, dtype_b, True)}"
-        if is_integer
-        else f"md_value({element_b})",
+        "READ_A": operand(element_a, dtype_a),
+        "READ_B": operand(element_b, dtype_b),
         "ADDED": "p.items[i] * q.items[j] + sum[i][j]"
         if is_integer
         else "md_fma(p.items[i], q.items[j], sum[i][j])",

@@ -144,12 +144,6 @@ class _Printer:
         blocks = self.binding.batch * sum(chunks)
         return kernel_of(self.binding, self.tensors, code, blocks, self.flat.threads)
 
-    def _keeps_channels(self, channels: int) -> bool:
-        """Whether packs are of neighbouring channels, the same ones in each round of a thread."""
-        step = self.flat.threads * self.flat.pack
-        whole = not self.flat.planar and channels % self.flat.pack == 0
-        return whole and step % channels == 0
-
     def _segment(self, code: Code, segment: int, first: int) -> None:
         begin, end = self.binding.segments[segment]
         size = (end - begin) * self.area
@@ -168,7 +162,7 @@ class _Printer:
         self.has_one_channel = self.flat.planar and self.area % size_of_pack == 0
         self.has_whole_channels = not self.flat.planar and self.channels % size_of_pack == 0
         step, rounds = self.flat.threads * size_of_pack, self.flat.rounds
-        self.is_same_channel = self._keeps_channels(self.channels)
+        self.is_same_channel = self.has_whole_channels and step % self.channels == 0
         start = f"(block - {first})" if first else "block"
         kind, wide = ("long long", "LL") if self._is_wide(tensors, size) else ("int", "")
         place = f"{start} * {rounds * step}{wide} + threadIdx.x * {size_of_pack}"

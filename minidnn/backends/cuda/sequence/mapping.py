@@ -114,7 +114,9 @@ def choose_mapping(
     items = [_items(s, t, plan) * group // pack for s, t in zip(plan.steps, tiles, strict=True)]
     costs = [_instructions(s, t) * pack for s, t in zip(plan.steps, tiles, strict=True)]
     waits = [MEMORY_CYCLES if _touches_memory(plan, s) else BARRIER_CYCLES for s in plan.steps]
-    threads = _few_rounds(items[0], MOST_THREADS)
+    # Without barriers: as few threads as compute all items in the fewest rounds.
+    rounds = ceil(items[0] / MOST_THREADS)
+    threads = max(WARP, _ceil(ceil(items[0] / rounds), WARP))
     if len(items) > 1:
         room = limit // max(1, places.bytes)
         threads = _threads(list(zip(items, costs, waits, strict=True)), room)
@@ -249,13 +251,6 @@ def _instructions(step: PlanStep, tile: ThreadTile) -> int:
             2 * rows * _taken(across.kernel, across.stride, across.dilation, tile.columns)
         )
     return 20 + instructions + 6 * tile.rows * tile.columns
-
-
-def _few_rounds(items: int, most: int) -> int:
-    """Returns the threads of a block without barriers: as few as compute all items in the fewest
-    rounds."""
-    rounds = ceil(items / most)
-    return max(WARP, _ceil(ceil(items / rounds), WARP))
 
 
 def _threads(steps: Sequence[tuple[int, int, int]], most_blocks: int) -> int:

@@ -96,17 +96,19 @@ class Pack:
         Arguments are single numbers or, as :meth:`at` prints them, elements of packs.  The code is
         as precise as results that are ``stored`` in that dtype need it.
         """
-        lines, result = print_as(stored, code, arguments, self.code.fresh)
-        if dtype != "float32":
-            result = f"md_round<{TYPES[dtype]}>({result})"
         if self.size == 1:
-            self.code.lines(lines)
-            self.code.line(f"float {name} = {result};")
+            self.code.line(f"float {name} = {self._computed(code, arguments, dtype, stored)};")
             return
         self.code.line(f"float {name}[{self.size}];")
         with self.code.block(f'_Pragma("unroll") for (int v = 0; v < {self.size}; v++)'):
-            self.code.lines(lines)
-            self.code.line(f"{name}[v] = {result};")
+            self.code.line(f"{name}[v] = {self._computed(code, arguments, dtype, stored)};")
+
+    def _computed(
+        self, code: Sequence[Instruction], arguments: Sequence[str], dtype: str, stored: str
+    ) -> str:
+        """Prints straight-line code; returns the expression of its rounded result."""
+        result = print_as(self.code, stored, code, arguments)
+        return result if dtype == "float32" else f"md_round<{TYPES[dtype]}>({result})"
 
     def maximum(self, a: str, b: str, positive: bool) -> str:
         """Returns the larger of two; ``positive``: neither has its sign bit set."""

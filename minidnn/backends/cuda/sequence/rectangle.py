@@ -272,9 +272,6 @@ class RectanglePrinter:
         if axis == 1:
             lines = range(-reach[0][0], self.grid.rows + reach[0][1])
 
-        def at(position: int, line: int) -> tuple[int, int]:
-            return (position, line) if axis == 0 else (line, position)
-
         def slot(k: int, edge: int, line: int, thread: str) -> str:
             number = (k * (before + after) + edge) * len(lines) + lines.index(line)
             return f"edges[{self.phase_offsets[phase] + number * self.pitch} + {thread}]"
@@ -282,7 +279,7 @@ class RectanglePrinter:
         sent = [*range(length - before, length), *range(after)]
         for k, plane in enumerate(planes):
             for line, (edge, position) in product(lines, enumerate(sent)):
-                name = self._known(plane, at(position, line))
+                name = self._known(plane, _cell(axis, position, line))
                 self.code.line(f"{slot(k, edge, line, 'thread')} = {name};")
         self.code.line(self.barrier)
         low, high = self._neighbours(axis, window)
@@ -290,9 +287,10 @@ class RectanglePrinter:
         for k, plane in enumerate(planes):
             for line, (edge, position) in product(lines, enumerate(received)):
                 whose = low if position < 0 else high
-                plane.edges[at(position, line)] = slot(k, edge, line, whose)
+                cell = _cell(axis, position, line)
+                plane.edges[cell] = slot(k, edge, line, whose)
                 if not last:
-                    self._known(plane, at(position, line))
+                    self._known(plane, cell)
 
     def _in_plane(self, row: int, column: int) -> str:
         """The condition for a position in or around the rectangle to be in the plane."""
@@ -309,12 +307,9 @@ class RectanglePrinter:
 
     def _along(self, phase: int, axis: int, window: Window, cells: Cells, positive: bool) -> Cells:
         """Reduces along one axis, after an exchange with both neighbours."""
-        length, lines = (self.grid.rows, self.grid.columns)[axis], (
-            self.grid.columns, self.grid.rows)[axis]  # fmt: skip
+        sides = self.grid.rows, self.grid.columns
+        length, lines = sides[axis], sides[1 - axis]
         before, after = reach_of(window)[axis]
-
-        def cell(position: int, line: int) -> tuple[int, int]:
-            return (position, line) if axis == 0 else (line, position)
 
         def slot(edge: int, line: int, thread: str) -> str:
             number = edge * lines + line
@@ -324,10 +319,11 @@ class RectanglePrinter:
         if before + after:
             for line in range(lines):
                 for i in range(before):
-                    value = cells[cell(length - before + i, line)]
+                    value = cells[_cell(axis, length - before + i, line)]
                     self.code.line(f"{slot(i, line, 'thread')} = {value};")
                 for i in range(after):
-                    self.code.line(f"{slot(before + i, line, 'thread')} = {cells[cell(i, line)]};")
+                    value = cells[_cell(axis, i, line)]
+                    self.code.line(f"{slot(before + i, line, 'thread')} = {value};")
             self.code.line(self.barrier)
             low, high = self._neighbours(axis, window)
             for line in range(lines):
@@ -335,9 +331,7 @@ class RectanglePrinter:
                     extended[i - before, line] = self._edge(slot(i, line, low))
                 for i in range(after):
                     extended[length + i, line] = self._edge(slot(before + i, line, high))
-        for (row, column), name in cells.items():
-            position, line = (row, column) if axis == 0 else (column, row)
-            extended[position, line] = name
+        extended |= {_cell(axis, *position): name for position, name in cells.items()}
         return self._lines(axis, window, extended, positive)
 
     def _edge(self, slot: str) -> str:
@@ -363,8 +357,8 @@ class RectanglePrinter:
         self, axis: int, window: Window, extended: dict[tuple[int, int], str], positive: bool
     ) -> Cells:
         """Reduces the elements along an axis, those of neighbours included, for every position."""
-        length = (self.grid.rows, self.grid.columns)[axis]
-        lines = (self.grid.columns, self.grid.rows)[axis]
+        sides = self.grid.rows, self.grid.columns
+        length, lines = sides[axis], sides[1 - axis]
         along = window.axes[axis]
         before = reach_of(window)[axis][0]
         step = 2 if shares(window, positive, self.triples) else 1
@@ -381,6 +375,10 @@ class RectanglePrinter:
                 ]
                 results = reduce_ranges(self.pack, window, ranges, positive)
                 for position, name in zip(outputs, results, strict=True):
-                    cell = (position, line) if axis == 0 else (line, position)
-                    cells[cell] = name
+                    cells[_cell(axis, position, line)] = name
         return cells
+
+
+def _cell(axis: int, position: int, line: int) -> tuple[int, int]:
+    """Row and column of a position along an axis, in a line across it; also the other way round."""
+    return (position, line) if axis == 0 else (line, position)
