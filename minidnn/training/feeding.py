@@ -194,13 +194,14 @@ class Feeding:
         explicit = objective.explicit(shapes[0][0], self.shapes[0][0])
         typed = []
         for i, (name, array) in enumerate(zip(names, arrays, strict=True)):
-            if explicit is not None:
-                typed.append(_checked(name, array, [explicit[i]]))
+            if explicit is not None and len(names) != len(objective.terms):
+                typed.append(_checked(name, array, [explicit[i]]))  # a loss takes several targets
                 continue
             term = objective.terms[i]
             outputs, output_names = self.outputs(shapes)
             output = outputs[objective.place(term, outputs, output_names) or 0]
-            typed.append(_target_of(name, array, term.loss, output))
+            types = None if explicit is None else [explicit[i]]
+            typed.append(_target_of(name, array, term.loss, output, types))
         return [array for array, _ in typed], tuple(type for _, type in typed)
 
     def _listed(self, target: Any, names: Sequence[str]) -> list[Any]:
@@ -260,11 +261,13 @@ def concatenated(found: Sequence[Any]) -> Any:
     return np.concatenate([on_host(each) for each in found])
 
 
-def _target_of(name: str, array: Any, loss: Any, output: TensorType) -> tuple[Any, TensorType]:
-    """The target in the form that its loss takes, and its type."""
+def _target_of(
+    name: str, array: Any, loss: Any, output: TensorType, types: Sequence[TensorType] | None
+) -> tuple[Any, TensorType]:
+    """The target in the form that its loss takes, and its type: one of ``types``, if given."""
     floats, shape = _kind(array) == "f", tuple(np.shape(array))
     formed = loss.form(floats, shape, output) if isinstance(loss, Loss) else loss
-    checked, type = _checked(name, array, takes(formed, output))
+    checked, type = _checked(name, array, takes(formed, output) if types is None else types)
     if isinstance(formed, Loss) and not is_on_gpu(array):
         formed.check(np.asarray(array), output)
     return checked, type

@@ -284,3 +284,14 @@ def test_a_worker_that_raises_loses_nothing(processes: bool, tmp_path: Path) -> 
     for name in alone.store:
         np.testing.assert_array_equal(ours.store[name], alone.store[name])
     loader.close()
+
+
+def test_values_of_targets_with_types_of_their_own_are_checked() -> None:
+    """A loss of two outputs has its targets' types from ``targets=``."""
+    made = trainer(
+        Forked(True), loss=md.losses.CosineEmbedding(), targets=[((8,), "float32")], metrics={}
+    )
+    match = r"CosineEmbedding: target\[0\] is 0.5; valid are 1 and -1"
+    with pytest.raises(GraphError, match=match):
+        made.step(X, np.full(8, 0.5, np.float32))
+    made.step(X, np.ones(8, np.float32))
