@@ -458,6 +458,10 @@ IMAGES = TensorType((2, 3, 4, 4))
         ),
         (lambda: losses.TripletMargin()((1, 2)), "2 outputs; valid are 3: anchor, positive, nega"),
         (lambda: losses.Weighted("mse"), "Weighted: loss='mse'; valid is one of minidnn.losses"),  # type: ignore[arg-type]
+        (
+            lambda: losses.Weighted(losses.Triplet()),
+            "which weighs no samples; valid is a loss whose",
+        ),
     ],
 )
 def test_bad_arguments(make: Callable[[], Any], message: str) -> None:

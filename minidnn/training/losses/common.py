@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from math import nan, prod
 from typing import Any, ClassVar, TypeGuard
 
@@ -417,7 +418,7 @@ class Weighted(Loss):
         loss: one of these losses.
 
     Raises:
-        GraphError: ``loss`` is none.
+        GraphError: ``loss`` is none, or weighs no samples.
 
     >>> loss = md.losses.Weighted(md.losses.CrossEntropy())
     >>> types = [((2,), "int64"), ((2,), "float32")]
@@ -429,6 +430,11 @@ class Weighted(Loss):
     def __post_init__(self) -> None:
         if not isinstance(self.loss, Loss):
             raise GraphError(f"Weighted: loss={self.loss!r:.80}; valid is one of minidnn.losses")
+        if "sample_weight" not in signature(self.loss.__call__).parameters:
+            raise GraphError(
+                f"Weighted: loss={self.loss!r:.80}, which weighs no samples; valid is a loss whose "
+                "call takes sample_weight"
+            )
 
     def __call__(self, output: Any, target: Any) -> Any:
         if not isinstance(target, (tuple, list)) or len(target) != 2:
