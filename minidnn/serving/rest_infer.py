@@ -80,8 +80,8 @@ class RestRequest:
             or any(type(size) is not int or not 0 <= size < 1 << _SIZE_BITS for size in shape)
         ):
             raise invalid(
-                f"{where} has shape {shape!r:.100}; valid is a list of at most {_MOST_SIZES} whole "
-                f"numbers from 0 to 2^{_SIZE_BITS} - 1"
+                f"{where} has shape {shape!r:.100}; valid is a list of at most {_MOST_SIZES} "
+                f"integers from 0 to 2^{_SIZE_BITS} - 1"
             )
         size = _parameters(entry, where).get("binary_data_size")
         if size is None:
